@@ -1,0 +1,101 @@
+"""Character ids to token vectors: convolutions, max pooling, highways, projection (Kim et al. 2016; bilm-tf).
+
+Context-independent: a token's vector depends on its characters alone. Takes ids from `elmokit.text.characters`.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from elmokit.config import CharCNNConfig
+
+NUM_CHARACTERS = 261
+TOKENS_AT_ONCE = 1024  # bounds the memory of the convolutions, whatever the length of a sentence
+
+
+class Highway(nn.Module):
+    """y = g * relu(W_t x + b_t) + (1 - g) * x with g = sigmoid(W_c x + b_c) (Srivastava et al. 2015)."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.transform = nn.Linear(dim, dim)
+        self.carry = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, F) to (N, F)."""
+        gate = torch.sigmoid(self.carry(x))
+        return gate * torch.relu(self.transform(x)) + (1 - gate) * x
+
+
+class CharCNN(nn.Module):
+    """Character ids (B, T, C) to token vectors (B, T, P)."""
+
+    def __init__(self, config: CharCNNConfig, output_dim: int) -> None:
+        super().__init__()
+        self.config = config
+        self.output_dim = output_dim
+        self.embedding = nn.Parameter(torch.empty(NUM_CHARACTERS, config.embedding_dim))
+        self.convolutions = nn.ModuleList(
+            nn.Conv1d(config.embedding_dim, count, width) for width, count in config.filters
+        )
+        self.highways = nn.ModuleList(Highway(config.num_filters) for _ in range(config.num_highways))
+        # As in bilm-tf, there is no projection where the filters already have the right sum.
+        self.projection = nn.Linear(config.num_filters, output_dim) if config.num_filters != output_dim else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the initial values of bilm-tf."""
+        nn.init.uniform_(self.embedding, -1.0, 1.0)
+        for convolution, (width, _) in zip(self.convolutions, self.config.filters, strict=True):
+            assert isinstance(convolution, nn.Conv1d)
+            assert convolution.bias is not None
+            if self.config.activation == "relu":
+                nn.init.uniform_(convolution.weight, -0.05, 0.05)
+            else:
+                nn.init.normal_(convolution.weight, 0.0, math.sqrt(1 / (width * self.config.embedding_dim)))
+            nn.init.zeros_(convolution.bias)
+        for highway in self.highways:
+            assert isinstance(highway, Highway)
+            nn.init.normal_(highway.transform.weight, 0.0, math.sqrt(1 / self.config.num_filters))
+            nn.init.normal_(highway.carry.weight, 0.0, math.sqrt(1 / self.config.num_filters))
+            nn.init.zeros_(highway.transform.bias)
+            nn.init.constant_(highway.carry.bias, -2.0)
+        if self.projection is not None:
+            nn.init.normal_(self.projection.weight, 0.0, math.sqrt(1 / self.config.num_filters))
+            nn.init.zeros_(self.projection.bias)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Encode each token by itself.
+
+        Args:
+            ids: (B, T, C) character ids shifted by one, 0 where there is no token.
+
+        Returns:
+            (B, T, P) token vectors; zero where there is no token.
+        """
+        tokens = ids.flatten(0, 1)
+        vectors = torch.cat([self._encode(part) for part in tokens.split(TOKENS_AT_ONCE)])
+        vectors = vectors * (tokens[:, :1] > 0)
+        return vectors.view(*ids.shape[:2], self.output_dim)
+
+    def _encode(self, tokens: Tensor) -> Tensor:
+        """(N, C) to (N, P)."""
+        # A zero row for "no token here" stands before the learned vectors; the padding character is learned.
+        table = torch.cat([self.embedding.new_zeros(1, self.config.embedding_dim), self.embedding])
+        characters = nn.functional.embedding(self._trim(tokens), table).transpose(1, 2)  # (N, E, C)
+        pooled = torch.cat([convolution(characters).amax(dim=-1) for convolution in self.convolutions], dim=-1)
+        x = torch.relu(pooled) if self.config.activation == "relu" else torch.tanh(pooled)  # (N, F)
+        for highway in self.highways:
+            x = highway(x)
+        return x if self.projection is None else self.projection(x)
+
+    def _trim(self, tokens: Tensor) -> Tensor:
+        """Drop trailing columns that hold padding in every token.
+
+        A convolution gives one value for all windows of padding alone, so one such window is enough for the maximum:
+        the longest token plus the widest filter.
+        """
+        longest = int(((tokens > 0) & (tokens < NUM_CHARACTERS)).sum(dim=1).max()) if len(tokens) else 0
+        widest = max(width for width, _ in self.config.filters)
+        return tokens[:, : min(tokens.shape[1], longest + widest)]

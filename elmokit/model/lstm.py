@@ -1,0 +1,126 @@
+"""The LSTM of one direction: projection, clipping, skip connections (Sak et al. 2014; Peters et al. 2018).
+
+This is the plain step loop, the reference that every faster path is tested against. Only the input products are
+taken out of the loop. State is an argument and a result. PyTorch's gate order (i, f, g, o); the forget bias is stored
+as it is used, so files that leave out TensorFlow's +1 add it on reading.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from elmokit.config import EncoderConfig
+from elmokit.model.outputs import LSTMState
+
+STEPS_AT_ONCE = 512  # bounds the memory of the hoisted input products, whatever the length of a sentence
+
+
+class ProjectedLSTMLayer(nn.Module):
+    """One LSTM layer with projection and clipping: (B, T, P) to (B, T, P)."""
+
+    def __init__(self, config: EncoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.weight_ih = nn.Parameter(torch.empty(4 * config.cell_dim, config.projection_dim))
+        self.weight_hh = nn.Parameter(torch.empty(4 * config.cell_dim, config.projection_dim))
+        self.bias = nn.Parameter(torch.empty(4 * config.cell_dim))
+        self.weight_hr = (
+            nn.Parameter(torch.empty(config.projection_dim, config.cell_dim)) if config.has_projection else None
+        )
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw initial values as TensorFlow does for bilm-tf: Glorot uniform, forget bias 1."""
+        cell, width = self.config.cell_dim, self.config.projection_dim
+        bound = math.sqrt(6 / (2 * width + 4 * cell))
+        nn.init.uniform_(self.weight_ih, -bound, bound)
+        nn.init.uniform_(self.weight_hh, -bound, bound)
+        nn.init.zeros_(self.bias)
+        with torch.no_grad():
+            self.bias[cell : 2 * cell] = 1.0
+        if self.weight_hr is not None:
+            bound = math.sqrt(6 / (cell + width))
+            nn.init.uniform_(self.weight_hr, -bound, bound)
+
+    def forward(self, x: Tensor, mask: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Run over a batch; a row's state stands still beyond its length.
+
+        Args:
+            x: (B, T, P).
+            mask: (B, T) bool, true at the first `length` positions of a row.
+            hidden: (B, P) at the start.
+            cell: (B, D) at the start.
+
+        Returns:
+            output (B, T, P), zero beyond each length; hidden (B, P) and cell (B, D) at each row's end.
+        """
+        outputs = []
+        for part, part_mask in zip(x.split(STEPS_AT_ONCE, dim=1), mask.split(STEPS_AT_ONCE, dim=1), strict=True):
+            inputs = nn.functional.linear(part, self.weight_ih, self.bias).unbind(1)  # T of (B, 4 D)
+            for step, alive in zip(inputs, part_mask.unsqueeze(-1).unbind(1), strict=True):
+                new_hidden, new_cell = self._step(step, hidden, cell)
+                hidden = torch.where(alive, new_hidden, hidden)
+                cell = torch.where(alive, new_cell, cell)
+                outputs.append(torch.where(alive, new_hidden, 0.0))
+        return torch.stack(outputs, dim=1) if outputs else torch.zeros_like(x), hidden, cell
+
+    def _step(self, inputs: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, 4 D), (B, P), (B, D) to the next hidden and cell."""
+        gates = inputs + nn.functional.linear(hidden, self.weight_hh)
+        i, f, g, o = gates.chunk(4, dim=-1)
+        cell = torch.sigmoid(f) * cell + torch.sigmoid(i) * torch.tanh(g)
+        if self.config.cell_clip is not None:
+            cell = cell.clamp(-self.config.cell_clip, self.config.cell_clip)
+        hidden = torch.sigmoid(o) * torch.tanh(cell)
+        if self.weight_hr is not None:
+            hidden = nn.functional.linear(hidden, self.weight_hr)
+            # bilm-tf hands proj_clip to TensorFlow's cell, which clips a projection and nothing else.
+            if self.config.proj_clip is not None:
+                hidden = hidden.clamp(-self.config.proj_clip, self.config.proj_clip)
+        return hidden, cell
+
+
+class ProjectedLSTM(nn.Module):
+    """The stack of one direction, a SequenceEncoder: (B, T, P) to L layers of (B, T, P) and the state to carry on."""
+
+    def __init__(self, config: EncoderConfig, *, dropout: float = 0.0) -> None:
+        """Args:
+        config: the shape.
+        dropout: on every layer's input while training; the skip connection adds the dropped input (bilm-tf).
+        """
+        super().__init__()
+        self.config = config
+        self.dropout = dropout
+        self.layers = nn.ModuleList(ProjectedLSTMLayer(config) for _ in range(config.num_layers))
+
+    def initial_state(self, batch_size: int, like: Tensor) -> LSTMState:
+        """Zeros for `batch_size` rows, of the dtype and device of `like`."""
+        shape = (self.config.num_layers, batch_size)
+        return LSTMState(
+            like.new_zeros(*shape, self.config.projection_dim), like.new_zeros(*shape, self.config.cell_dim)
+        )
+
+    def forward(self, x: Tensor, mask: Tensor, state: LSTMState | None = None) -> tuple[tuple[Tensor, ...], LSTMState]:
+        """Run the stack.
+
+        Args:
+            x: (B, T, P) token vectors in reading order of this direction.
+            mask: (B, T) bool, true at the first `length` positions of a row.
+            state: what an earlier call returned; None for zeros.
+
+        Returns:
+            L outputs (B, T, P), each with its skip connection and zero beyond each length; the state at the end.
+        """
+        state = state or self.initial_state(len(x), like=x)
+        outputs, hiddens, cells = [], [], []
+        for index, layer in enumerate(self.layers):
+            x = nn.functional.dropout(x, self.dropout, self.training)
+            output, hidden, cell = layer(x, mask, state.hidden[index], state.cell[index])
+            if index > 0 and self.config.skip_connections:
+                output = output + x * mask.unsqueeze(-1)
+            outputs.append(output)
+            hiddens.append(hidden)
+            cells.append(cell)
+            x = output
+        return tuple(outputs), LSTMState(torch.stack(hiddens), torch.stack(cells))

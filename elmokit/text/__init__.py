@@ -1,0 +1,1 @@
+"""Strings to arrays: readers, tokenisers, character ids, vocabularies, batches. Needs numpy only."""
