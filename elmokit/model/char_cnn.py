@@ -84,7 +84,7 @@ class CharCNN(nn.Module):
         # A zero row for "no token here" stands before the learned vectors; the padding character is learned.
         table = torch.cat([self.embedding.new_zeros(1, self.config.embedding_dim), self.embedding])
         characters = nn.functional.embedding(self._trim(tokens), table).transpose(1, 2)  # (N, E, C)
-        pooled = torch.cat([convolution(characters).amax(dim=-1) for convolution in self.convolutions], dim=-1)
+        pooled = torch.cat([convolution(characters).max(dim=-1).values for convolution in self.convolutions], dim=-1)
         x = torch.relu(pooled) if self.config.activation == "relu" else torch.tanh(pooled)  # (N, F)
         for highway in self.highways:
             x = highway(x)

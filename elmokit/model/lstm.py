@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from elmokit.config import EncoderConfig
+from elmokit.model.lstm_fast import LSTMLayerFunction, product_dtype
 from elmokit.model.outputs import LSTMState
 
 STEPS_AT_ONCE = 512  # bounds the memory of the hoisted input products, whatever the length of a sentence
@@ -55,6 +56,14 @@ class ProjectedLSTMLayer(nn.Module):
         Returns:
             output (B, T, P), zero beyond each length; hidden (B, P) and cell (B, D) at each row's end.
         """
+        if torch.is_grad_enabled() and x.numel() and bool(mask.all()):
+            clips = self.config.cell_clip, self.config.proj_clip
+            weights = self.weight_ih, self.weight_hh, self.bias, self.weight_hr
+            return LSTMLayerFunction.apply(x, hidden, cell, *weights, *clips, product_dtype(x))  # type: ignore[no-any-return,no-untyped-call]
+        return self.plain(x, mask, hidden, cell)
+
+    def plain(self, x: Tensor, mask: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The step loop itself; arguments and results as in `forward`."""
         outputs = []
         for part, part_mask in zip(x.split(STEPS_AT_ONCE, dim=1), mask.split(STEPS_AT_ONCE, dim=1), strict=True):
             inputs = nn.functional.linear(part, self.weight_ih, self.bias).unbind(1)  # T of (B, 4 D)
@@ -112,6 +121,7 @@ class ProjectedLSTM(nn.Module):
         Returns:
             L outputs (B, T, P), each with its skip connection and zero beyond each length; the state at the end.
         """
+        x = x.to(self.layers[0].weight_ih.dtype)  # autocast may hand over half precision; cells stay in full
         state = state or self.initial_state(len(x), like=x)
         outputs, hiddens, cells = [], [], []
         for index, layer in enumerate(self.layers):

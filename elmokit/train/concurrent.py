@@ -1,0 +1,68 @@
+"""Independent losses, computed and differentiated side by side.
+
+Forward and backward direction share nothing but their inputs and the softmax, yet autograd would walk back through
+them one after the other. Here each runs in a thread of its own, with one processor for its matrix products, which also
+suffers less from other programs on the machine than products that are split over processors.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Loss = Callable[[Tensor], tuple[Tensor, Any]]
+
+
+def losses(functions: Sequence[Loss], x: Tensor, parameters: Sequence[Tensor]) -> tuple[list[Tensor], list[Any]]:
+    """Call each function on `x` in its own thread, gradients included.
+
+    Args:
+        functions: from `x` to a scalar loss and anything else that needs no gradient.
+        x: the input that all share.
+        parameters: everything else that gradients should reach; others get none.
+
+    Returns:
+        the losses, differentiable once; the other results.
+    """
+    extras: list[Any] = []
+    found = _Concurrent.apply(functions, extras, x, *parameters)  # type: ignore[no-untyped-call]
+    return list(found), extras
+
+
+class _Concurrent(torch.autograd.Function):
+    """The gradients of scalars are known up to a factor: they are made in the forward pass and scaled later."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401  torch hands over an object of its own
+        functions: Sequence[Loss],
+        extras: list[Any],
+        x: Tensor,
+        *parameters: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """Run all functions."""
+        device = x.device.type
+        autocast = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+
+        def work(function: Loss) -> tuple[Tensor, Any, tuple[Tensor | None, ...]]:
+            with torch.enable_grad(), torch.autocast(device, dtype=autocast[1], enabled=autocast[0]):
+                own = x.detach().requires_grad_()
+                loss, extra = function(own)
+                return loss.detach(), extra, torch.autograd.grad(loss, [own, *parameters], allow_unused=True)
+
+        with ThreadPoolExecutor(len(functions), initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            results = list(pool.map(work, functions))
+        extras.extend(extra for _, extra, _ in results)
+        ctx.gradients = [gradients for _, _, gradients in results]
+        return tuple(loss for loss, _, _ in results)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_losses: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        """Scale and add up."""
+        sums: list[Tensor | None] = []
+        for each in zip(*ctx.gradients, strict=True):
+            parts = [g * scale for g, scale in zip(each, grad_losses, strict=True) if g is not None]
+            sums.append(torch.stack(parts).sum(0) if len(parts) > 1 else (parts[0] if parts else None))
+        return None, None, *sums

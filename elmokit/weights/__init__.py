@@ -1,0 +1,166 @@
+"""Weight files of every format: `load_bilm` and `save_bilm` are the only verbs.
+
+`load_bilm` finds out what it was given, by name, by the files present and by their first bytes, and hands them to the
+format's own file (`native`, `hdf5`). A format file offers `find(folder)`, `read(config, weights)` and `write`.
+"""
+
+import tempfile
+import zipfile
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path, PurePosixPath
+from typing import Protocol
+
+from elmokit.errors import InputError, WeightsError
+from elmokit.model.bilm import BiLM
+from elmokit.weights import hdf5, native
+from elmokit.weights.download import cached_path
+from elmokit.weights.files import HDF5, JSON, SAFETENSORS, ZIP, check_expansion, describe, reading
+
+__all__ = ["available_models", "load_bilm", "save_bilm"]
+
+
+class _Layout(Protocol):
+    """A module that recognises a directory in its format, and reads it."""
+
+    def find(self, folder: Path, /) -> tuple[Path, Path] | None: ...
+    def read(self, config: Path, weights: Path, /) -> BiLM: ...
+
+
+_LAYOUTS: tuple[_Layout, ...] = (native, hdf5)
+
+
+def available_models() -> list[str]:
+    """Names of the models that came with this installation."""
+    return sorted(folder.name for folder in _built_in())
+
+
+def load_bilm(name_or_path: str | Path | tuple[str | Path, str | Path]) -> BiLM:
+    """Load a biLM of any format that this package knows.
+
+    Args:
+        name_or_path: the name of a built-in model; or a directory, a zip archive, a weight file with its options or
+            configuration beside it; or a pair (options, weights). In place of a path, an http(s) address of a zip or of
+            each of a pair is fetched into the cache (`elmokit.weights.download`). A string that is a built-in name is
+            that model: write `./name` for a directory so called.
+
+    Returns:
+        The model in eval mode, float32, on the CPU.
+
+    Raises:
+        ConfigError: the options or configuration describe no biLM.
+        WeightsError: there is no such model, or its files are damaged, swapped, unknown or do not belong together.
+        DownloadError: an address could not be fetched.
+    """
+    if isinstance(name_or_path, tuple):
+        options, weights = (cached_path(part) for part in name_or_path)
+        return _load_pair(options, weights)
+    for folder in _built_in():
+        if folder.name == name_or_path:
+            with resources.as_file(folder) as path:
+                return _load_directory(path)
+    path = cached_path(name_or_path)
+    if not path.exists():
+        raise WeightsError(
+            f"there is no file, directory or built-in model {str(name_or_path)!r}; "
+            f"built-in models: {', '.join(available_models()) or 'none'}"
+        )
+    return _load_directory(path) if path.is_dir() else _load_file(path)
+
+
+def save_bilm(
+    bilm: BiLM,
+    path: str | Path,
+    *,
+    dtype: native.Dtype = "float32",
+    options_file: str | Path | None = None,
+) -> None:
+    """Save a biLM; files appear under their names only when they are whole.
+
+    Args:
+        bilm: the model.
+        path: ending in `.hdf5` or `.h5`, the weights in the format of AllenNLP and bilm-tf; else a directory in native
+            format.
+        dtype: of the native format's numbers.
+        options_file: of the HDF5 format; by default `options.json` beside the weights.
+
+    Raises:
+        InputError: an argument that the format has no use for.
+        WeightsError: a weight is not finite, or a file cannot be written.
+    """
+    path = Path(path)
+    if path.suffix.lower() in hdf5.SUFFIXES:
+        if dtype != "float32":
+            raise InputError(f"{path}: the HDF5 format is float32 only, not {dtype}; save to a directory instead")
+        hdf5.write(bilm, path, options_file=Path(options_file or path.with_name("options.json")))
+    else:
+        if options_file is not None:
+            raise InputError(f"{path} is a directory in native format, which has no options file, but one was given")
+        native.write(bilm, path, dtype=dtype)
+
+
+def _built_in() -> list[Traversable]:
+    assets = resources.files("elmokit") / "assets"
+    return [folder for folder in assets.iterdir() if (folder / native.CONFIG_NAME).is_file()] if assets.is_dir() else []
+
+
+def _load_pair(options: Path, weights: Path) -> BiLM:
+    kinds = describe(options), describe(weights)
+    if kinds[1] == JSON and kinds[0] in (HDF5, SAFETENSORS):
+        raise WeightsError(
+            f"the two files are swapped: {options} is {kinds[0]} and {weights} is {kinds[1]}; "
+            "expected (options, weights)"
+        )
+    if kinds[0] != JSON:
+        raise WeightsError(f"{options} is {kinds[0]}, expected options or configuration as {JSON}")
+    if kinds[1] == HDF5:
+        return hdf5.read(options, weights)
+    if kinds[1] == SAFETENSORS:
+        return native.read(options, weights)
+    raise WeightsError(f"{weights} is {kinds[1]}, expected weights as {HDF5} or {SAFETENSORS}")
+
+
+def _load_file(path: Path) -> BiLM:
+    kind = describe(path)
+    if kind == HDF5:
+        return hdf5.read(hdf5.options_beside(path), path)
+    if kind == SAFETENSORS:
+        return native.read(path.with_name(native.CONFIG_NAME), path)
+    if kind == ZIP:
+        return _load_zip(path)
+    hint = "; give its directory, or the pair (options, weights)" if kind == JSON else ""
+    raise WeightsError(f"{path} is {kind}, expected weights as {HDF5}, {SAFETENSORS} or {ZIP}{hint}")
+
+
+def _load_directory(folder: Path) -> BiLM:
+    with reading(folder, "a directory"):
+        names = sorted(path.name for path in folder.iterdir())
+    for layout in _LAYOUTS:
+        found = layout.find(folder)
+        if found is not None:
+            return layout.read(*found)
+    listed = ", ".join(names[:20]) + (" ..." if len(names) > 20 else "")
+    raise WeightsError(
+        f"{folder} holds no model that is known here, but: {listed or 'nothing'}; expected "
+        f"{native.CONFIG_NAME} and {native.WEIGHTS_NAME}, or options.json and one .hdf5 file"
+    )
+
+
+def _load_zip(path: Path) -> BiLM:
+    """A directory in a zip archive, at its root (NLPL) or in one folder."""
+    with tempfile.TemporaryDirectory(prefix="elmokit-") as name:
+        folder = Path(name)
+        with reading(path, ZIP), zipfile.ZipFile(path) as archive:
+            _check_members(archive, path)
+            archive.extractall(folder)
+        inside = [item for item in folder.iterdir() if item.name != "__MACOSX"]
+        return _load_directory(inside[0] if len(inside) == 1 and inside[0].is_dir() else folder)
+
+
+def _check_members(archive: zipfile.ZipFile, path: Path) -> None:
+    """Refuse members that would leave the folder or fill the disk; zipfile never unpacks more than a member claims."""
+    for member in archive.infolist():
+        target = PurePosixPath(member.filename.replace("\\", "/"))
+        if target.is_absolute() or ".." in target.parts or ":" in target.parts[0]:
+            raise WeightsError(f"{path} has a member {member.filename!r}, which would be written outside its folder")
+    check_expansion(sum(member.file_size for member in archive.infolist()), path.stat().st_size, source=path)

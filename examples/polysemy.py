@@ -1,0 +1,54 @@
+"""One word, different sentences: how near are its vectors, by ELMo and by a static vector?
+
+Run with: python examples/polysemy.py
+"""
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+import elmokit
+
+SENTENCES = {
+    "bank": [
+        "She put the money in the bank and asked for a loan .",
+        "The bank raised the interest rate on its accounts .",
+        "They sat on the bank of the river and watched the water .",
+    ],
+    "cell": [
+        "The nucleus of the cell contains the DNA .",
+        "Each cell divides into two new ones with the same membrane .",
+        "The prisoner was locked in a cell with a small window .",
+    ],
+    "play": [
+        "The play was performed on the stage of a small theatre .",
+        "The actors read the first act of the play aloud .",
+        "The children play in the garden after school .",
+    ],
+}
+
+
+def cosine(a: np.ndarray, b: np.ndarray) -> float:
+    """Cosine of the angle between two vectors."""
+    return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
+
+
+def main() -> None:
+    """Print one table a word."""
+    embedder = elmokit.load()
+    for word, sentences in SENTENCES.items():
+        tokens = [sentence.split() for sentence in sentences]
+        layers = embedder.embed(tokens, layers="all")  # one (L + 1, T, 2 P) a sentence
+        vectors = [layer[:, row.index(word)] for layer, row in zip(layers, tokens, strict=True)]
+        table = Table(title=f"cosine similarity of {word!r}, first sentence against the others", title_justify="left")
+        for heading in ("sentence", "static", "layer 1", "layer 2"):
+            table.add_column(heading)
+        table.add_row(f"[bold]{sentences[0]}[/bold]", "", "", "")
+        for sentence, vector in zip(sentences[1:], vectors[1:], strict=True):
+            # Layer 0 sees a token's characters alone: a static vector, blind to the sentence.
+            table.add_row(sentence, *(f"{cosine(vectors[0][k], vector[k]):.2f}" for k in range(3)))
+        Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

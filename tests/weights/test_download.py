@@ -1,0 +1,232 @@
+import hashlib
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from elmokit.errors import DownloadError
+from elmokit.weights import load_bilm, save_bilm
+from elmokit.weights.download import cached_path
+
+BODY = bytes(range(256)) * 5000
+SHA = hashlib.sha256(BODY).hexdigest()
+
+
+class Server(ThreadingHTTPServer):
+    """Serves `files` on 127.0.0.1; the fields below make it misbehave."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.files = {"/a/model.bin": BODY}
+        self.mark = '"v1"'
+        self.ranges = True
+        self.break_after = []  # bytes after which each of the next answers breaks off
+        self.wrong_range = False
+        self.requests = []  # (path, Range)
+
+    def url(self, path="/a/model.bin"):
+        return f"http://127.0.0.1:{self.server_port}{path}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self):
+        server, wanted = self.server, self.headers.get("Range")
+        server.requests.append((self.path, wanted))
+        if self.path not in server.files:
+            return self.send_error(404)
+        body, start = server.files[self.path], 0
+        if wanted and server.ranges and self.headers.get("If-Range") == server.mark:
+            start = int(wanted.removeprefix("bytes=").rstrip("-"))
+            if start >= len(body):
+                return self.send_error(416)
+        self.send_response(206 if start else 200)
+        if start:
+            first = start + 1 if server.wrong_range else start
+            self.send_header("Content-Range", f"bytes {first}-{len(body) - 1}/{len(body)}")
+        if server.mark:
+            self.send_header("ETag", server.mark)
+        self.send_header("Content-Length", str(len(body) - start))
+        self.end_headers()
+        end = start + server.break_after.pop(0) if server.break_after else len(body)
+        self.wfile.write(body[start:end])
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def server():
+    server = Server()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("ELMOKIT_CACHE", str(tmp_path / "cache"))
+    for name in ("ELMOKIT_OFFLINE", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path / "cache"
+
+
+def leftovers(cache):
+    return [path.name for path in cache.iterdir() if path.suffix in (".partial", ".validator")]
+
+
+def test_a_file_is_fetched_once(server, cache):
+    path = cached_path(server.url(), sha256=SHA.upper())
+    assert path.read_bytes() == BODY
+    assert path.parent == cache
+    assert path.name.endswith("-model.bin")
+    assert cached_path(server.url()) == path
+    assert len(server.requests) == 1
+    assert not leftovers(cache)
+
+
+def test_a_local_path_comes_back_unchanged(server, tmp_path):
+    assert cached_path(tmp_path / "nowhere") == tmp_path / "nowhere"
+    assert str(cached_path("some/file.hdf5")) == "some/file.hdf5"
+    assert server.requests == []
+
+
+def test_addresses_with_the_same_base_name_do_not_collide(server):
+    server.files |= {"/b/model.bin": b"other", "/b/model.bin?v=2": b"third"}
+    paths = {cached_path(server.url(path)) for path in server.files}
+    assert {path.read_bytes() for path in paths} == {BODY, b"other", b"third"}
+
+
+@pytest.mark.parametrize("path", ["/", "/a%2F..%2F..%2Fevil", "/" + "long" * 60, "/%E4%BD%A0/%00.bin"])
+def test_no_address_leaves_the_cache(path, server, cache):
+    server.files[path] = b"x"
+    assert cached_path(server.url(path)).parent == cache
+
+
+def test_a_broken_transfer_goes_on_where_it_stopped(server, cache):
+    server.break_after = [300_000, 400_000]
+    assert cached_path(server.url(), sha256=SHA).read_bytes() == BODY
+    assert [wanted for _, wanted in server.requests] == [None, "bytes=300000-", "bytes=700000-"]
+    assert not leftovers(cache)
+
+
+def test_a_call_goes_on_where_an_earlier_one_gave_up(server, cache):
+    server.break_after = [100_000, 50_000, 25_000]
+    with pytest.raises(DownloadError, match=f"175000 of {len(BODY)} bytes.*goes on from there"):
+        cached_path(server.url())
+    assert cached_path(server.url()).read_bytes() == BODY
+    assert server.requests[-1][1] == "bytes=175000-"
+
+
+def test_a_file_that_changed_meanwhile_is_not_glued_to_its_older_half(server):
+    server.break_after = [100_000] * 3
+    with pytest.raises(DownloadError):
+        cached_path(server.url())
+    server.files["/a/model.bin"], server.mark = BODY[::-1], '"v2"'
+    assert cached_path(server.url()).read_bytes() == BODY[::-1]
+
+
+@pytest.mark.parametrize("mark", ['"v1"', 'W/"v1"', None])
+def test_a_server_without_ranges_or_a_firm_mark_sends_all_again(mark, server):
+    server.mark = mark
+    server.ranges = False
+    server.break_after = [300_000]
+    assert cached_path(server.url()).read_bytes() == BODY
+
+
+def test_a_server_that_sends_another_range_is_asked_for_all(server):
+    server.break_after = [300_000]
+    server.wrong_range = True
+    assert cached_path(server.url()).read_bytes() == BODY
+    assert server.requests[-1][1] is None
+
+
+def test_a_whole_partial_file_of_a_process_that_died_is_no_obstacle(server, cache):
+    server.break_after = [100_000] * 3
+    with pytest.raises(DownloadError):
+        cached_path(server.url())
+    next(cache.glob("*.partial")).write_bytes(BODY)
+    assert cached_path(server.url()).read_bytes() == BODY
+
+
+def test_a_wrong_checksum_names_both_and_leaves_nothing(server, cache):
+    with pytest.raises(DownloadError, match=f"{SHA}, expected {'0' * 64}"):
+        cached_path(server.url(), sha256="0" * 64)
+    assert [path.name for path in cache.iterdir() if path.suffix != ".lock"] == []
+
+
+def test_a_cached_file_with_another_checksum_is_fetched_again(server):
+    path = cached_path(server.url())
+    path.write_bytes(b"damaged")
+    assert cached_path(server.url(), sha256=SHA).read_bytes() == BODY
+
+
+def test_a_missing_file_is_one_clear_error(server, cache):
+    with pytest.raises(DownloadError, match=r"/nothing: the server answered 404"):
+        cached_path(server.url("/nothing"))
+    assert len(server.requests) == 1
+    assert [path.name for path in cache.iterdir() if path.suffix != ".lock"] == []
+
+
+def test_no_connection_is_one_clear_error(server):
+    port = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    port.server_close()
+    with pytest.raises(DownloadError, match="could not be fetched"):
+        cached_path(f"http://127.0.0.1:{port.server_port}/x")
+
+
+@pytest.mark.parametrize("url", ["ftp://host/x", "s3://bucket/x", "http://", "http://[", "http://127.0.0.1:port/x"])
+def test_addresses_that_are_none_are_named(url):
+    with pytest.raises(DownloadError):
+        cached_path(url)
+
+
+def test_offline_gives_cached_files_and_names_others(server, monkeypatch):
+    path = cached_path(server.url())
+    monkeypatch.setenv("ELMOKIT_OFFLINE", "1")
+    assert cached_path(server.url()) == path
+    with pytest.raises(DownloadError, match=r"/other .*ELMOKIT_OFFLINE"):
+        cached_path(server.url("/other"))
+    with pytest.raises(DownloadError, match="another SHA-256"):
+        cached_path(server.url(), sha256="0" * 64)
+    assert len(server.requests) == 1
+    assert path.read_bytes() == BODY
+
+
+def test_proxy_variables_are_respected(server, monkeypatch):
+    monkeypatch.setenv("http_proxy", server.url(""))
+    monkeypatch.setenv("no_proxy", "")
+    server.files["http://models.example/x.bin"] = b"through the proxy"
+    assert cached_path("http://models.example/x.bin").read_bytes() == b"through the proxy"
+
+
+def test_a_cache_that_cannot_be_written_is_one_clear_error(server, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ELMOKIT_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(DownloadError, match="could not be fetched"):
+        cached_path(server.url())
+
+
+def test_two_processes_fetch_once(server):
+    server.files["/a/model.bin"] = BODY * 20
+    code = f"from elmokit.weights.download import cached_path; print(cached_path({server.url()!r}))"
+    processes = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    paths = {process.communicate(timeout=60)[0] for process in processes}
+    assert [process.returncode for process in processes] == [0, 0]
+    assert len(paths) == 1
+    assert len(server.requests) == 1
+
+
+def test_models_load_from_addresses(server, make_bilm, assert_same, tmp_path):
+    save_bilm(make_bilm(), tmp_path / "m" / "weights.hdf5")
+    for path in (tmp_path / "m").iterdir():
+        server.files[f"/{path.name}"] = path.read_bytes()
+    assert_same(load_bilm((server.url("/options.json"), server.url("/weights.hdf5"))), make_bilm())
