@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
 from elmokit.errors import ConfigError
@@ -70,4 +71,5 @@ class ElmoModule(nn.Module):
 
     def penalty(self, strength: float) -> Tensor:
         """Lambda * ||w||^2 over all mixes."""
-        return sum((mix.penalty(strength) for mix in self.mixes), start=next(self.parameters()).new_zeros(()))  # type: ignore[operator,misc]
+        mixes = [mix for mix in self.mixes if isinstance(mix, ScalarMix)]
+        return sum((mix.penalty(strength) for mix in mixes), start=torch.zeros(()))

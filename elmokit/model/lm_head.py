@@ -106,4 +106,6 @@ class LogUniformSampler:
     def draw(self, step: int) -> Candidates:
         """The candidates of one training step, on the CPU."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
-        return Candidates(torch.multinomial(self.probabilities, self.num_samples, generator=generator), self.log_expected)
+        return Candidates(
+            torch.multinomial(self.probabilities, self.num_samples, generator=generator), self.log_expected
+        )

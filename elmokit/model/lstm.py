@@ -110,22 +110,25 @@ class ProjectedLSTM(nn.Module):
             like.new_zeros(*shape, self.config.projection_dim), like.new_zeros(*shape, self.config.cell_dim)
         )
 
-    def forward(self, x: Tensor, mask: Tensor, state: LSTMState | None = None) -> tuple[tuple[Tensor, ...], LSTMState]:
+    def forward(
+        self, x: Tensor, mask: Tensor, state: LSTMState | None = None, *, generator: torch.Generator | None = None
+    ) -> tuple[tuple[Tensor, ...], LSTMState]:
         """Run the stack.
 
         Args:
             x: (B, T, P) token vectors in reading order of this direction.
             mask: (B, T) bool, true at the first `length` positions of a row.
             state: what an earlier call returned; None for zeros.
+            generator: of the dropout; None for torch's default one.
 
         Returns:
             L outputs (B, T, P), each with its skip connection and zero beyond each length; the state at the end.
         """
-        x = x.to(self.layers[0].weight_ih.dtype)  # autocast may hand over half precision; cells stay in full
+        x = x.to(next(self.parameters()).dtype)  # autocast may hand over half precision; cells stay in full
         state = state or self.initial_state(len(x), like=x)
         outputs, hiddens, cells = [], [], []
         for index, layer in enumerate(self.layers):
-            x = nn.functional.dropout(x, self.dropout, self.training)
+            x = dropout(x, self.dropout if self.training else 0.0, generator)
             output, hidden, cell = layer(x, mask, state.hidden[index], state.cell[index])
             if index > 0 and self.config.skip_connections:
                 output = output + x * mask.unsqueeze(-1)
@@ -134,3 +137,11 @@ class ProjectedLSTM(nn.Module):
             cells.append(cell)
             x = output
         return tuple(outputs), LSTMState(torch.stack(hiddens), torch.stack(cells))
+
+
+def dropout(x: Tensor, rate: float, generator: torch.Generator | None = None) -> Tensor:
+    """Dropout whose random numbers can come from a generator of the caller's own, which torch's cannot."""
+    if rate == 0:
+        return x
+    keep = torch.empty_like(x).bernoulli_(1 - rate, generator=generator)
+    return x * keep / (1 - rate)

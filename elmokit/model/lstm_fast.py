@@ -62,7 +62,7 @@ class LSTMLayerFunction(torch.autograd.Function):
         return hiddens[1:].transpose(0, 1).to(x.dtype), hiddens[-1].to(x.dtype), cells[-1].clone()
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad_output: Tensor, grad_hidden: Tensor, grad_cell: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         """Walk back over the steps, then make every weight gradient at once."""
         inputs, hiddens, cells, squashed, gates, w_ih, w_hh_t, w_hr = ctx.saved_tensors

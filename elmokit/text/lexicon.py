@@ -32,7 +32,9 @@ class Lexicon:
         self._ids = {word: index for index, word in enumerate(self.words)}
         missing = [word for word in SPECIAL if word not in self._ids]
         if missing:
-            raise InputError(f"the vocabulary lacks {', '.join(missing)}; expected {', '.join(SPECIAL)} among its words")
+            raise InputError(
+                f"the vocabulary lacks {', '.join(missing)}; expected {', '.join(SPECIAL)} among its words"
+            )
         if len(self._ids) < len(self.words):
             twice = next(word for index, word in enumerate(self.words) if self._ids[word] != index)
             raise InputError(f"the word {twice!r} is in the vocabulary twice")

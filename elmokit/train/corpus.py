@@ -116,7 +116,11 @@ def prepare(
 def _files(pattern: str, root: Path) -> list[Path]:
     """The files of a source, in name order."""
     path = root / pattern
-    files = [path] if path.is_file() else sorted(p for p in Path(path.anchor).glob(str(path.relative_to(path.anchor))) if p.is_file())
+    files = (
+        [path]
+        if path.is_file()
+        else sorted(p for p in Path(path.anchor).glob(str(path.relative_to(path.anchor))) if p.is_file())
+    )
     if not files:
         raise ConfigError(f"no file matches {pattern!r} (looked from {root})")
     return files
@@ -145,9 +149,7 @@ def _key(recipe: CorpusRecipe, model: BiLMConfig, sources: list[list[Path]], rep
 class _Writer:
     """One pass over the text in order of first sight, then a renumbering by frequency."""
 
-    def __init__(
-        self, recipe: CorpusRecipe, language: str | None, folder: Path, report: Callable[[str], None]
-    ) -> None:
+    def __init__(self, recipe: CorpusRecipe, language: str | None, folder: Path, report: Callable[[str], None]) -> None:
         self.recipe, self.folder, self.report = recipe, folder, report
         self.tokenizer = None if recipe.tokenized else Tokenizer(language)
         self.types = {word: index for index, word in enumerate(SPECIAL)}
@@ -258,4 +260,4 @@ def _open(folder: Path, weights: tuple[float, ...]) -> Corpus:
     )
 
 
-assert (SENTENCE_START, SENTENCE_END) == SPECIAL[:2]
+assert SPECIAL[:2] == (SENTENCE_START, SENTENCE_END)

@@ -5,13 +5,15 @@ state are ours, and every checkpoint holds them for every process. A batch depen
 goes on exactly where its last checkpoint was made.
 """
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import lightning
+import numpy as np
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -81,12 +83,14 @@ class BiLMTraining(lightning.LightningModule):
     def training_step(self, batch: Batch, index: int) -> Tensor:
         """One window of all rows."""
         candidates = self.sampler.draw(self.trainer.global_step) if self.sampler else None
-        forward, backward, self.carried = self.model(batch, self.carried, candidates)
+        forward, backward, self.carried = self.model(
+            batch, self.carried, candidates, seed=self._seed(self.trainer.global_step)
+        )
         self.losses += torch.stack([forward.detach(), backward.detach()])
-        loss = (forward + backward) / 2
-        if not torch.isfinite(loss):
+        loss: Tensor = (forward + backward) / 2
+        if not torch.isfinite(loss.detach()):
             raise TrainingError(
-                f"the loss is {float(loss)} at step {self.trainer.global_step}; the last checkpoint is kept. "
+                f"the loss is {loss.detach().item()} at step {self.trainer.global_step}; the last checkpoint is kept. "
                 "Lower learning_rate or clip_norm, then resume"
             )
         return loss
@@ -113,11 +117,10 @@ class BiLMTraining(lightning.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what every process carries; runs on all of them."""
-        own = {"carried": _pack(self.carried), "rng": torch.get_rng_state()}
-        shares: list[Any] = [own]
+        shares: list[Any] = [_pack(self.carried)]
         if self.trainer.world_size > 1:
             shares = [None] * self.trainer.world_size
-            torch.distributed.all_gather_object(shares, own)
+            torch.distributed.all_gather_object(shares, _pack(self.carried))
         checkpoint["elmokit"] = {"step": self.trainer.global_step, "shares": shares}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -129,16 +132,12 @@ class BiLMTraining(lightning.LightningModule):
                 f"the checkpoint was written by {len(saved['shares'])} processes, this run has "
                 f"{self.trainer.world_size}; resume with as many"
             )
-        own = saved["shares"][self.trainer.global_rank]
-        self.carried = _unpack(own["carried"])
-        self._rng = own["rng"]
+        self.carried = _unpack(saved["shares"][self.trainer.global_rank])
 
-    def on_train_start(self) -> None:
-        """Start or go on with the random numbers of this process."""
-        if hasattr(self, "_rng"):
-            torch.set_rng_state(self._rng)
-        else:
-            torch.manual_seed(self.recipe.training.seed + self.trainer.global_rank)
+    def _seed(self, step: int) -> int:
+        """Of the random numbers of one step of this process: nothing random is carried from step to step."""
+        words = np.random.SeedSequence([self.recipe.training.seed, step, self.trainer.global_rank]).generate_state(1)
+        return int(words[0])
 
 
 def learning_rate_factor(step: int, training: TrainingRecipe, total_steps: int) -> float:
@@ -149,29 +148,57 @@ def learning_rate_factor(step: int, training: TrainingRecipe, total_steps: int) 
 
 
 def _pack(state: BiLMState | None) -> list[Tensor] | None:
-    return state and [state.forward.hidden, state.forward.cell, state.backward.hidden, state.backward.cell]
+    if state is None:
+        return None
+    return [state.forward.hidden, state.forward.cell, state.backward.hidden, state.backward.cell]
 
 
 def _unpack(tensors: list[Tensor] | None) -> BiLMState | None:
-    return tensors and BiLMState(LSTMState(*tensors[:2]), LSTMState(*tensors[2:]))  # type: ignore[return-value]
+    return None if tensors is None else BiLMState(LSTMState(*tensors[:2]), LSTMState(*tensors[2:]))
+
+
+class Checkpoints(Callback):
+    """A checkpoint every few minutes and at the end, the last ones kept, each appearing under its name only whole."""
+
+    def __init__(self, folder: Path, *, minutes: float, keep: int = 2) -> None:
+        """Args:
+        folder: where.
+        minutes: time between two.
+        keep: how many.
+        """
+        self.folder, self.minutes, self.keep = folder, minutes, keep
+        self.saved_at = time.monotonic()
+
+    def on_train_batch_end(self, trainer: lightning.Trainer, *_: object) -> None:
+        """Save when it is time, by the first process's clock."""
+        due = time.monotonic() - self.saved_at >= 60 * self.minutes
+        if trainer.world_size > 1:
+            due = trainer.strategy.broadcast(due)
+        if due:
+            self.save(trainer)
+
+    def on_train_end(self, trainer: lightning.Trainer, *_: object) -> None:
+        """Save the end."""
+        self.save(trainer)
+
+    def save(self, trainer: lightning.Trainer) -> None:
+        """Save now; every process takes part."""
+        path = self.folder / f"step-{trainer.global_step}.ckpt"
+        temporary = path.with_suffix(".partial")
+        trainer.save_checkpoint(temporary)
+        if trainer.is_global_zero:
+            temporary.replace(path)
+            for old in _numbered(self.folder)[: -self.keep]:
+                old.unlink()
+        self.saved_at = time.monotonic()
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
     """The checkpoint that a run goes on from."""
-    found = sorted(folder.glob("step-*.ckpt"), key=lambda path: int(path.stem.split("-")[1]))
+    found = _numbered(folder)
     return found[-1] if found else None
 
 
-def checkpoints(folder: Path, training: TrainingRecipe) -> ModelCheckpoint:
-    """A checkpoint every few minutes, the last two kept."""
-    from datetime import timedelta
-
-    return ModelCheckpoint(
-        dirpath=folder,
-        filename="step-{step}",
-        auto_insert_metric_name=False,
-        monitor="step",
-        mode="max",
-        save_top_k=2,
-        train_time_interval=timedelta(minutes=training.checkpoint_minutes),
-    )
+def _numbered(folder: Path) -> list[Path]:
+    """Checkpoints by step."""
+    return sorted(folder.glob("step-*.ckpt"), key=lambda path: int(path.stem.removeprefix("step-")))

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from elmokit.model.bilm import BiLM
 from elmokit.model.lm_head import Candidates, LMHead
+from elmokit.model.lstm import dropout
 from elmokit.model.outputs import BiLMState, LSTMState
 from elmokit.train.concurrent import losses
 from elmokit.train.corpus import UNKNOWN_TYPE, Corpus, Sentences
@@ -26,7 +27,7 @@ TOKENS_AT_ONCE = 4096
 class LanguageModel(nn.Module):
     """A biLM with the softmax that trains it."""
 
-    def __init__(self, bilm: BiLM, head: LMHead, *, dropout: float) -> None:
+    def __init__(self, bilm: BiLM, head: LMHead, *, dropout: float = 0.0) -> None:
         """Args:
         bilm: the network.
         head: the shared softmax.
@@ -35,10 +36,10 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.bilm = bilm
         self.head = head
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = dropout
 
     def forward(
-        self, batch: Batch, state: BiLMState | None, candidates: Candidates | None
+        self, batch: Batch, state: BiLMState | None, candidates: Candidates | None, *, seed: int = 0
     ) -> tuple[Tensor, Tensor, BiLMState]:
         """One step.
 
@@ -46,6 +47,7 @@ class LanguageModel(nn.Module):
             batch: from `Stream`.
             state: carried from the step before; None at the start.
             candidates: negatives of the sampled softmax; None for the full one.
+            seed: of this step's dropout. Each direction has random numbers of its own, since both run at once.
 
         Returns:
             mean losses of the forward and of the backward direction; the state to carry on, detached.
@@ -54,20 +56,23 @@ class LanguageModel(nn.Module):
         bilm = self.bilm
 
         def direction(
-            encoder: nn.Module, places: Tensor, targets: Tensor, start: LSTMState | None
+            number: int, encoder: nn.Module, places: Tensor, targets: Tensor, start: LSTMState | None
         ) -> Callable[[Tensor], tuple[Tensor, LSTMState]]:
             def loss(vectors: Tensor) -> tuple[Tensor, LSTMState]:
+                generator = torch.Generator(vectors.device).manual_seed(2 * seed + number)
                 x = nn.functional.embedding(places, vectors)  # (B, T, P)
-                layers, end = encoder(x, torch.ones_like(places, dtype=torch.bool), start)
-                hidden = self.dropout(layers[-1]).flatten(0, 1)
+                layers, end = encoder(x, torch.ones_like(places, dtype=torch.bool), start, generator=generator)
+                hidden = dropout(layers[-1], self.dropout if self.training else 0.0, generator).flatten(0, 1)
                 words = torch.where(targets < self.head.num_words, targets, UNKNOWN_TYPE).flatten()
                 return self.head.loss(hidden, words, candidates).mean(), end.detach()
 
             return loss
 
         functions = [
-            direction(bilm.forward_encoder, batch.forward, batch.forward_targets, state and state.forward),
-            direction(bilm.backward_encoder, batch.backward, batch.backward_targets, state and state.backward),
+            direction(0, bilm.forward_encoder, batch.forward, batch.forward_targets, state.forward if state else None),
+            direction(
+                1, bilm.backward_encoder, batch.backward, batch.backward_targets, state.backward if state else None
+            ),
         ]
         shared = [p for part in (bilm.forward_encoder, bilm.backward_encoder, self.head) for p in part.parameters()]
         (forward, backward), states = losses(functions, vectors, shared)

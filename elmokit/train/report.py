@@ -6,7 +6,6 @@ The loss of a sampled softmax is named as such; perplexity is only ever the full
 import json
 import time
 from pathlib import Path
-from typing import Any
 
 import lightning
 from lightning.pytorch.callbacks import Callback
@@ -46,9 +45,7 @@ class Report(Callback):
         """Start a new stretch of measuring."""
         self.since_step, self.since = step, time.monotonic()
 
-    def on_train_batch_end(
-        self, trainer: lightning.Trainer, module: lightning.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: lightning.Trainer, module: lightning.LightningModule, *_: object) -> None:
         """Report after some seconds, evaluate after some steps."""
         assert isinstance(module, BiLMTraining)
         step = trainer.global_step

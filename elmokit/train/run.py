@@ -4,6 +4,7 @@ A run's folder holds `checkpoints/`, `metrics.jsonl` and, in the end, `model/` i
 and softmax.
 """
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import lightning
 import torch
 
 from elmokit.train.corpus import prepare
-from elmokit.train.module import BiLMTraining, checkpoints, latest_checkpoint
+from elmokit.train.module import BiLMTraining, Checkpoints, latest_checkpoint
 from elmokit.train.objective import Perplexity
 from elmokit.train.recipe import Recipe
 from elmokit.train.report import Report
@@ -42,6 +43,7 @@ def train(
     Returns:
         held-out perplexity at the end; None where nothing was held out.
     """
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # its news is not about this run
     folder.mkdir(parents=True, exist_ok=True)
     if threads:
         torch.set_num_threads(threads)
@@ -60,7 +62,11 @@ def train(
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[progress, checkpoints(folder / "checkpoints", recipe.training)],
+        enable_checkpointing=False,
+        callbacks=[
+            progress,
+            Checkpoints(folder / "checkpoints", minutes=recipe.training.checkpoint_minutes),
+        ],
     )
     trainer.fit(module, ckpt_path=latest_checkpoint(folder / "checkpoints"), weights_only=True)
     if trainer.is_global_zero:

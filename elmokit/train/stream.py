@@ -39,9 +39,7 @@ class Batch(NamedTuple):
 class Stream:
     """All batches of a run, by step number."""
 
-    def __init__(
-        self, corpus: Corpus, *, rows: int, window: int, seed: int, rank: int = 0, num_ranks: int = 1
-    ) -> None:
+    def __init__(self, corpus: Corpus, *, rows: int, window: int, seed: int, rank: int = 0, num_ranks: int = 1) -> None:
         """Args:
         corpus: what to read.
         rows: contiguous streams over all processes (B).

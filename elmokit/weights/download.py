@@ -49,8 +49,8 @@ def cached_path(url_or_path: str | Path, *, sha256: str | None = None) -> Path:
         return Path(url_or_path)
     if not url.lower().startswith(("http://", "https://")):
         raise DownloadError(f"{url} is no address to fetch from; expected http://, https:// or a local path")
-    target = cache_folder() / _name_in_cache(url)
     with _reported(url):
+        target = cache_folder() / _name_in_cache(url)
         if _is_there(target, sha256):
             return target
         if os.environ.get("ELMOKIT_OFFLINE", "0") not in ("", "0"):
@@ -74,9 +74,13 @@ def cache_folder() -> Path:
 
 def _name_in_cache(url: str) -> str:
     """A name of its own for each address that still says what the file is called."""
+    return f"{hashlib.sha256(url.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}-{_readable_name(url)}"
+
+
+def _readable_name(url: str) -> str:
+    """What the file is called there, in characters that no file system and no terminal takes amiss."""
     base = urllib.parse.unquote(urllib.parse.urlsplit(url).path).rsplit("/", 1)[-1]
-    readable = re.sub(r"[^A-Za-z0-9._-]", "_", base)[-80:]
-    return f"{hashlib.sha256(url.encode('utf-8', 'surrogateescape')).hexdigest()[:16]}-{readable}"
+    return re.sub(r"[^A-Za-z0-9._-]", "_", base)[-80:]
 
 
 def _is_there(target: Path, sha256: str | None) -> bool:
@@ -197,5 +201,5 @@ def _progress(url: str, total: int | None, start: int) -> Iterator[Callable[[int
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     hidden = not console.is_terminal or (total or 0) < BIG
     with Progress(*columns, TimeRemainingColumn(), console=console, disable=hidden) as progress:
-        task = progress.add_task(url.rsplit("/", 1)[-1], total=total, completed=start)
+        task = progress.add_task(_readable_name(url), total=total, completed=start)
         yield lambda count: progress.advance(task, count)

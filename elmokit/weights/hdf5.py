@@ -1,9 +1,10 @@
 """AllenNLP's and bilm-tf's format: `options.json` and an HDF5 file of TensorFlow's variables, read and written.
 
-One table serves both directions, and all steps but one only move numbers. The forget bias differs by 1 between file and
-network, and float32 cannot undo every sum. What is exact: elmokit -> file -> elmokit for every model that came from such
-a file, and for any other whose forget biases are 0.5 or more. What is not: a forget bias below 0.5 that was trained here,
-and a file's own forget bias in file -> elmokit -> file, may come back changed by one rounding (6e-8 for values in -1..1).
+One table serves both directions, and all steps but one only move numbers. The forget bias differs by 1 between file
+and network, and float32 cannot undo every sum. What is exact: elmokit -> file -> elmokit for every model that came from
+such a file, and for any other whose forget biases are 0.5 or more. What is not: a forget bias below 0.5 that was
+trained here, and a file's own forget bias in file -> elmokit -> file, may come back changed by one rounding (6e-8
+within -1..1).
 """
 
 from collections.abc import Iterator
@@ -218,20 +219,20 @@ def read(options_file: Path, weights: Path) -> BiLM:
 
 
 def write(bilm: BiLM, weights: Path, *, options_file: Path) -> None:
-    """Save a biLM; both files appear whole, the weights last. Arguments as in `read`.
+    """Save a biLM; both files appear whole, or neither. Arguments as in `read`.
 
     Raises:
         WeightsError: a weight is not finite, or a file cannot be written.
     """
-    with replacing(options_file) as temporary:
-        options = _Options.of(bilm.config)
-        # No `char_cnn` means a word-level model to bilm-tf, but AllenNLP wants the clips to be there, if only as null.
-        absent = {name for name, value in options if value is None}
-        temporary.write_text(options.model_dump_json(indent=2, exclude=absent) + "\n", "utf-8")
-    with replacing(weights) as temporary, h5py.File(temporary, "w") as file:
-        # One layer, too, goes below MultiRNNCell: that is the only place where AllenNLP and bilm-tf look.
-        for name, tensor in disassemble(bilm, table(bilm.config), source=str(weights)):
-            file.create_dataset(name, data=tensor.numpy())
+    options = _Options.of(bilm.config)
+    # No `char_cnn` means a word-level model to bilm-tf, but AllenNLP wants the clips to be there, if only as null.
+    absent = {name for name, value in options if value is None}
+    with replacing(options_file) as new_options, replacing(weights) as new_weights:
+        new_options.write_text(options.model_dump_json(indent=2, exclude=absent) + "\n", "utf-8")
+        with h5py.File(new_weights, "w") as file:
+            # One layer, too, goes below MultiRNNCell: that is the only place where AllenNLP and bilm-tf look.
+            for name, tensor in disassemble(bilm, table(bilm.config), source=str(weights)):
+                file.create_dataset(name, data=tensor.numpy())
 
 
 def _stored(file: h5py.File, path: Path) -> dict[str, StoredTensor]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from elmokit.config import BiLMConfig, CharCNNConfig
 from elmokit.errors import WeightsError
@@ -18,6 +18,7 @@ from elmokit.model.build import build_bilm
 from elmokit.weights.transforms import Step
 
 NAMES_IN_A_MESSAGE = 20
+LARGEST_MODEL = 2**40  # parameters; the published ones have 10**8
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +72,17 @@ class StoredTensor:
 
 
 def assemble(config: BiLMConfig, table: Sequence[Entry], stored: Mapping[str, StoredTensor], *, source: str) -> BiLM:
-    """A biLM from a file's tensors, in eval mode, float32.
+    """A biLM of this shape from a file's tensors, in eval mode, float32; other arguments and errors as in `fill`."""
+    bilm = skeleton(config, source=source)
+    fill(bilm, table, stored, source=source)
+    return bilm.eval()
+
+
+def fill(module: nn.Module, table: Sequence[Entry], stored: Mapping[str, StoredTensor], *, source: str) -> None:
+    """Give a module of meta tensors a file's tensors, float32.
 
     Args:
-        config: its shape.
+        module: whose parameters the table names.
         table: every tensor that the file must hold; it must hold no other.
         stored: what it holds.
         source: the file's name for messages.
@@ -83,8 +91,7 @@ def assemble(config: BiLMConfig, table: Sequence[Entry], stored: Mapping[str, St
         WeightsError: tensors are missing, unused, misshaped or no floating numbers (all in one message), or one holds
             NaN or infinity.
     """
-    bilm = skeleton(config, source=source)
-    shapes = bilm.state_dict()
+    shapes = module.state_dict()
     expected = {entry.theirs: tuple(entry.write(shapes).shape) for entry in table}
     _compare(expected, stored, source=source)
     parameters: dict[str, Tensor] = {}
@@ -92,8 +99,7 @@ def assemble(config: BiLMConfig, table: Sequence[Entry], stored: Mapping[str, St
         tensor = stored[entry.theirs].read()
         check_finite(entry.theirs, tensor, source=source)
         parameters |= entry.read(tensor)
-    bilm.load_state_dict(parameters, assign=True)
-    return bilm.eval()
+    module.load_state_dict(parameters, assign=True)
 
 
 def disassemble(bilm: BiLM, table: Sequence[Entry], *, source: str) -> Iterator[tuple[str, Tensor]]:
@@ -102,12 +108,22 @@ def disassemble(bilm: BiLM, table: Sequence[Entry], *, source: str) -> Iterator[
     Raises:
         WeightsError: a parameter holds NaN or infinity: no loader would take the file.
     """
-    parameters = {name: tensor.detach().to("cpu", torch.float32) for name, tensor in bilm.state_dict().items()}
-    for name, tensor in parameters.items():
-        check_finite(name, tensor, source=source)
+    parameters = plain_tensors(bilm, source=source)
     assert {name for entry in table for name in entry.ours} == set(parameters), "the table leaves out a parameter"
     for entry in table:
         yield entry.theirs, entry.write(parameters)
+
+
+def plain_tensors(module: nn.Module, *, source: str) -> dict[str, Tensor]:
+    """A module's parameters by name, float32, on the CPU, cut from the graph.
+
+    Raises:
+        WeightsError: one holds NaN or infinity.
+    """
+    parameters = {name: tensor.detach().to("cpu", torch.float32) for name, tensor in module.state_dict().items()}
+    for name, tensor in parameters.items():
+        check_finite(name, tensor, source=source)
+    return parameters
 
 
 def check_depth(config: BiLMConfig, num_tensors: int, *, source: str) -> None:
@@ -134,9 +150,13 @@ def skeleton(config: BiLMConfig, *, source: str) -> BiLM:
     """
     try:
         with torch.device("meta"):
-            return build_bilm(config)
-    except (RuntimeError, OverflowError, TypeError) as error:  # what torch raises for sizes beyond 64 bits
-        raise WeightsError(f"the configuration of {source} describes a model larger than any machine") from error
+            bilm = build_bilm(config)
+        size = sum(parameter.numel() for parameter in bilm.parameters())
+    except (RuntimeError, OverflowError, TypeError):  # what torch raises for sizes beyond 64 bits
+        size = LARGEST_MODEL + 1
+    if size > LARGEST_MODEL:
+        raise WeightsError(f"the configuration of {source} describes a model larger than any machine; it is damaged")
+    return bilm
 
 
 def check_finite(name: str, tensor: Tensor, *, source: str) -> None:

@@ -28,7 +28,7 @@ def test_outputs_state_and_every_gradient_equal_the_plain_loop(cell_clip, proj_c
 
     def gradients(run):
         outputs = run(inputs[0], mask, *inputs[1:])
-        return outputs, torch.autograd.grad(sum((x * k).sum() for x, k in zip(outputs, factors)), wanted)
+        return outputs, torch.autograd.grad(sum((x * k).sum() for x, k in zip(outputs, factors, strict=True)), wanted)
 
     plain, plain_gradients = gradients(layer.plain)
     fast, fast_gradients = gradients(layer)

@@ -24,7 +24,7 @@ def make_bilm() -> Callable[..., BiLM]:
         with torch.no_grad():
             for name, parameter in bilm.named_parameters():
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
-                if name.endswith("encoder.bias") or ".layers." in name and name.endswith(".bias"):
+                if name.endswith("encoder.bias") or (".layers." in name and name.endswith(".bias")):
                     cell = len(parameter) // 4
                     parameter[cell : 2 * cell] += 1
         return bilm

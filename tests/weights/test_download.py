@@ -1,8 +1,10 @@
 import hashlib
+import os
 import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
@@ -203,9 +205,13 @@ def test_offline_gives_cached_files_and_names_others(server, monkeypatch):
 
 def test_proxy_variables_are_respected(server, monkeypatch):
     monkeypatch.setenv("http_proxy", server.url(""))
-    monkeypatch.setenv("no_proxy", "")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
     server.files["http://models.example/x.bin"] = b"through the proxy"
-    assert cached_path("http://models.example/x.bin").read_bytes() == b"through the proxy"
+    # In a process of its own: urllib looks at the variables once.
+    code = "from elmokit.weights.download import cached_path; print(cached_path('http://models.example/x.bin'))"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert Path(printed.strip()).read_bytes() == b"through the proxy"
 
 
 def test_a_cache_that_cannot_be_written_is_one_clear_error(server, tmp_path, monkeypatch):
@@ -215,14 +221,22 @@ def test_a_cache_that_cannot_be_written_is_one_clear_error(server, tmp_path, mon
         cached_path(server.url())
 
 
-def test_two_processes_fetch_once(server):
+def test_two_processes_fetch_once_and_the_one_shows_a_bar_on_stderr(server):
     server.files["/a/model.bin"] = BODY * 20
     code = f"from elmokit.weights.download import cached_path; print(cached_path({server.url()!r}))"
-    processes = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    paths = {process.communicate(timeout=60)[0] for process in processes}
+    terminal = os.environ | {"FORCE_COLOR": "1"}  # rich then takes stderr for one
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=terminal, text=True
+        )
+        for _ in range(2)
+    ]
+    outputs, bars = zip(*(process.communicate(timeout=60) for process in processes), strict=True)
     assert [process.returncode for process in processes] == [0, 0]
-    assert len(paths) == 1
+    assert outputs[0] == outputs[1]
+    assert Path(outputs[0].strip()).read_bytes() == server.files["/a/model.bin"]
     assert len(server.requests) == 1
+    assert sorted("model.bin" in bar for bar in bars) == [False, True]
 
 
 def test_models_load_from_addresses(server, make_bilm, assert_same, tmp_path):

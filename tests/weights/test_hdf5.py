@@ -248,8 +248,8 @@ def test_word_level_models_take_their_words_from_the_file(tensorflow_file):
     write(weights.parent, content | {"n_tokens_vocab": 999}, arrays | {"embedding": np.ones((13, P), np.float32)})
     bilm = load_bilm((options, weights))
     assert bilm.config.tokens == WordEmbeddingConfig(num_words=13)
-    with pytest.raises(WeightsError, match="no 'char_cnn'.*embedding"):
-        write(weights.parent, content, arrays)
+    write(weights.parent, content, arrays)
+    with pytest.raises(WeightsError, match=r"no 'char_cnn'.*embedding"):
         load_bilm((options, weights))
 
 
@@ -311,6 +311,7 @@ def test_options_that_are_no_options_are_named(text, tensorflow_file):
         ("char_cnn", {"filters": [[1, 1]] * 10_000}),
         ("lstm", {"dim": 10**12}),
         ("lstm", {"dim": 10**18}),
+        ("lstm", {"projection_dim": 82351536043346224}),
         ("lstm", {"projection_dim": 10**30}),
         ("char_cnn", {"embedding": {"dim": 10**17}}),
     ],
@@ -331,26 +332,24 @@ def test_a_small_file_that_claims_to_hold_terabytes_is_refused(tensorflow_file):
         for name in [name for name in arrays if name.startswith("RNN")]:
             shape = tuple({D: 10**9, 4 * D: 4 * 10**9}.get(size, size) for size in file[name].shape)
             del file[name]
-            file.create_dataset(name, shape=shape, dtype="f4", chunks=(1,) * (len(shape) - 1) + (1024,))
+            file.create_dataset(name, shape=shape, dtype="f4", chunks=tuple(min(size, 8) for size in shape))
     with pytest.raises(WeightsError, match="claims to hold"):
         load_bilm((options, weights))
 
 
 def test_values_kept_in_another_file_are_not_fetched(tensorflow_file, tmp_path):
-    options, weights, content, arrays = tensorflow_file
+    options, weights, _, arrays = tensorflow_file
     (tmp_path / "secret.bin").write_bytes(arrays["char_embed"].tobytes())
     with h5py.File(weights, "a") as file:
         del file["char_embed"]
         size = arrays["char_embed"].nbytes
-        file.create_dataset(
-            "char_embed", (261, E), "f4", external=[(str(tmp_path / "secret.bin"), 0, size)]
-        )
-    with pytest.raises(WeightsError, match="char_embed.*another file"):
+        file.create_dataset("char_embed", (261, E), "f4", external=[(str(tmp_path / "secret.bin"), 0, size)])
+    with pytest.raises(WeightsError, match=r"char_embed.*another file"):
         load_bilm((options, weights))
 
 
 def test_a_model_that_cannot_be_saved_leaves_the_file_that_was_there(make_bilm, tmp_path, assert_same):
-    good, bad = make_bilm(), make_bilm()
+    good, bad = make_bilm(), make_bilm(*SHAPES["narrow tokens"])
     save_bilm(good, tmp_path / "model.hdf5")
     with torch.no_grad():
         bad.backward_encoder.layers[1].weight_hh[0, 0] = torch.nan

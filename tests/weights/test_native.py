@@ -5,7 +5,10 @@ from safetensors.torch import load_file, save_file
 
 from elmokit.config import BiLMConfig, CharCNNConfig, EncoderConfig, WordEmbeddingConfig
 from elmokit.errors import ConfigError, InputError, WeightsError
+from elmokit.model.lm_head import LMHead
+from elmokit.text.lexicon import SPECIAL, Lexicon
 from elmokit.weights import load_bilm, save_bilm
+from elmokit.weights.native import load_language_model, save_language_model
 
 
 def test_a_directory_holds_the_config_and_the_parameters_by_name(make_bilm, assert_same, tmp_path):
@@ -26,7 +29,10 @@ def test_a_directory_holds_the_config_and_the_parameters_by_name(make_bilm, asse
     [
         (WordEmbeddingConfig(num_words=7), None),
         (None, EncoderConfig(projection_dim=4, cell_dim=4, num_layers=1)),
-        (CharCNNConfig(embedding_dim=2, filters=((1, 5),), num_highways=0), EncoderConfig(projection_dim=5, cell_dim=6)),
+        (
+            CharCNNConfig(embedding_dim=2, filters=((1, 5),), num_highways=0),
+            EncoderConfig(projection_dim=5, cell_dim=6),
+        ),
     ],
 )
 def test_every_shape_comes_back_bit_identical(tokens, encoder, make_bilm, assert_same, tmp_path):
@@ -51,7 +57,7 @@ def test_a_number_beyond_float16_is_refused_by_name(make_bilm, tmp_path):
     bilm = make_bilm()
     with torch.no_grad():
         bilm.token_encoder.embedding[0, 0] = 1e6
-    with pytest.raises(WeightsError, match="'token_encoder.embedding'.*float16"):
+    with pytest.raises(WeightsError, match=r"'token_encoder\.embedding'.*float16"):
         save_bilm(bilm, tmp_path / "half", dtype="float16")
     assert not (tmp_path / "half").exists()
 
@@ -60,7 +66,9 @@ def test_only_the_language_models_head_may_stand_beside_the_parameters(make_bilm
     bilm = make_bilm()
     save_bilm(bilm, tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
-    save_file(tensors | {"lm_head.weight": torch.zeros(3, 5), "lm_head.bias": torch.zeros(3)}, tmp_path / "model.safetensors")
+    save_file(
+        tensors | {"lm_head.weight": torch.zeros(3, 5), "lm_head.bias": torch.zeros(3)}, tmp_path / "model.safetensors"
+    )
     assert_same(load_bilm(tmp_path), bilm)
     save_file(tensors | {"lm_headless": torch.zeros(3)}, tmp_path / "model.safetensors")
     with pytest.raises(WeightsError, match=r"unused: 'lm_headless' \(3,\)"):
@@ -146,3 +154,31 @@ def test_arguments_of_the_other_format_are_refused(make_bilm, tmp_path):
     with pytest.raises(InputError, match="float32 only"):
         save_bilm(make_bilm(), tmp_path / "m.hdf5", dtype="float16")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_language_model_keeps_its_softmax_and_words(make_bilm, assert_same, tmp_path):
+    bilm, head, lexicon = make_bilm(), LMHead(6, 5), Lexicon([*SPECIAL, "the", "of", "\u2028"])
+    save_language_model(bilm, tmp_path, head=head, lexicon=lexicon)
+    assert_same(load_bilm(tmp_path), bilm)
+    same, same_head, same_lexicon = load_language_model(tmp_path)
+    assert_same(same, bilm)
+    assert same_lexicon.words == lexicon.words
+    for name, tensor in head.state_dict().items():
+        assert torch.equal(same_head.state_dict()[name], tensor)
+
+
+def test_a_language_model_with_the_words_of_another_names_both_counts(make_bilm, tmp_path):
+    save_language_model(make_bilm(), tmp_path, head=LMHead(3, 5), lexicon=Lexicon(SPECIAL))
+    Lexicon([*SPECIAL, "one", "more"]).write(tmp_path / "vocab.txt")
+    with pytest.raises(WeightsError, match=r"'lm_head.weight' is \(3, 5\), expected \(5, 5\)"):
+        load_language_model(tmp_path)
+    (tmp_path / "vocab.txt").unlink()
+    with pytest.raises(WeightsError, match=r"there is no file .*vocab\.txt"):
+        load_language_model(tmp_path)
+
+
+def test_a_model_without_a_softmax_is_no_language_model(make_bilm, tmp_path):
+    save_bilm(make_bilm(), tmp_path)
+    Lexicon(SPECIAL).write(tmp_path / "vocab.txt")
+    with pytest.raises(WeightsError, match="without its softmax"):
+        load_language_model(tmp_path)

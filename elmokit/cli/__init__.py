@@ -1,0 +1,1 @@
+"""The command `elmokit`: one file a command, which parses, calls the library and prints."""

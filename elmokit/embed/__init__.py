@@ -1,0 +1,1 @@
+"""Strings to vectors and vectors to files: the `Embedder`, pooling, writers."""

@@ -1,0 +1,86 @@
+"""A small corpus and recipe for the training tests."""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from elmokit.train.corpus import Corpus, Sentences
+from elmokit.train.recipe import Recipe
+
+WORDS = "the a cat dog sees eats likes small big red house tree in on near and quickly often Apple 苹果 3.14".split()  # noqa: SIM905  one line is easier to read
+
+
+@pytest.fixture
+def text(tmp_path):
+    """A file of 600 token lines in 60 documents, in which a word has two followers."""
+    draw = random.Random(1)
+    lines = []
+    for _ in range(60):
+        for _ in range(10):
+            places = itertools.accumulate(draw.choices((1, 2), k=draw.randint(3, 12)), initial=draw.randrange(20))
+            lines.append(" ".join(WORDS[place % len(WORDS)] for place in places))
+        lines.append("")
+    path = tmp_path / "text.txt"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def recipe_of():
+    """A function from files and options of `training` and `corpus` to a recipe of a tiny model."""
+
+    def make(*files, corpus=None, weights=None, **training):
+        weights = weights or [1.0] * len(files)
+        return Recipe.model_validate(
+            {
+                "model": {
+                    "tokens": {
+                        "kind": "char_cnn",
+                        "embedding_dim": 4,
+                        "filters": [(1, 4), (3, 8)],
+                        "max_characters_per_token": 12,
+                    },
+                    "encoder": {"projection_dim": 8, "cell_dim": 12},
+                    "language": "en",
+                },
+                "corpus": {
+                    "sources": [
+                        {"files": str(file), "weight": weight} for file, weight in zip(files, weights, strict=True)
+                    ],
+                    "tokenized": True,
+                    "held_out": 0.1,
+                    **(corpus or {}),
+                },
+                "training": {
+                    "rows": 4,
+                    "window": 5,
+                    "steps": 30,
+                    "num_samples": 10,
+                    "warmup_steps": 3,
+                    "learning_rate": 0.01,
+                    **training,
+                },
+            }
+        )
+
+    return make
+
+
+@pytest.fixture
+def corpus_of():
+    """A function from lists of type ids to a corpus whose types have their own id as characters."""
+
+    def make(sentences, sources=None, weights=(1.0,)):
+        lengths = [len(sentence) for sentence in sentences]
+        part = Sentences(
+            tokens=np.concatenate(sentences).astype(np.uint32),
+            offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+            sources=np.array(sources or [0, len(sentences)]),
+        )
+        num_types = int(part.tokens.max()) + 1
+        characters = np.arange(num_types, dtype=np.int16)[:, None].repeat(4, 1)
+        return Corpus(part, part, tuple(map(str, range(num_types))), characters, weights)
+
+    return make
