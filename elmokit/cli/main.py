@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from elmokit import __version__
-from elmokit.cli import embed, models, train
+from elmokit.cli import embed, models, perplexity, score, train
 from elmokit.errors import ElmokitError
 
 app = typer.Typer(
@@ -23,6 +23,8 @@ app = typer.Typer(
 )
 app.command("embed")(embed.embed)
 app.command("train")(train.train)
+app.command("perplexity")(perplexity.perplexity)
+app.command("score")(score.score)
 app.add_typer(models.app, name="models")
 
 

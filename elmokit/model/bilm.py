@@ -43,6 +43,7 @@ class BiLM(nn.Module):
     def contextualize(self, token_layer: Tensor, lengths: Tensor, state: BiLMState | None = None) -> BiLMOutput:
         """Run both directions over token vectors (B, T, P) that are already there, e.g. from a cache."""
         mask = torch.arange(token_layer.shape[1], device=token_layer.device) < lengths.unsqueeze(1)  # (B, T)
+        token_layer = token_layer * mask.unsqueeze(-1)
         forward_layers, forward_state = self.forward_encoder(token_layer, mask, state.forward if state else None)
         reversed_layers, backward_state = self.backward_encoder(
             reverse_within(token_layer, lengths), mask, state.backward if state else None

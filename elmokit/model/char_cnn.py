@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from elmokit.config import CharCNNConfig
+from elmokit.errors import InputError
 
 NUM_CHARACTERS = 261
+PADDING = 261  # after the shift by one
 TOKENS_AT_ONCE = 1024  # bounds the memory of the convolutions, whatever the length of a sentence
 
 
@@ -73,7 +75,16 @@ class CharCNN(nn.Module):
 
         Returns:
             (B, T, P) token vectors; zero where there is no token.
+
+        Raises:
+            InputError: ids of another width, which were cut for another model.
         """
+        width = self.config.max_characters_per_token
+        if ids.dim() != 3 or ids.shape[2] != width:
+            raise InputError(
+                f"character ids have the shape {tuple(ids.shape)}, expected (sentences, tokens, {width}); "
+                f"encode the tokens with this model's max_characters_per_token, {width}"
+            )
         tokens = ids.flatten(0, 1)
         vectors = torch.cat([self._encode(part) for part in tokens.split(TOKENS_AT_ONCE)])
         vectors = vectors * (tokens[:, :1] > 0)
@@ -96,6 +107,8 @@ class CharCNN(nn.Module):
         A convolution gives one value for all windows of padding alone, so one such window is enough for the maximum:
         the longest token plus the widest filter.
         """
-        longest = int(((tokens > 0) & (tokens < NUM_CHARACTERS)).sum(dim=1).max()) if len(tokens) else 0
+        used = (tokens != PADDING) & (tokens[:, :1] > 0)  # (N, C)
+        columns = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
+        longest = int((used * columns).max()) if len(tokens) else 0
         widest = max(width for width, _ in self.config.filters)
-        return tokens[:, : min(tokens.shape[1], longest + widest)]
+        return tokens[:, : longest + widest]

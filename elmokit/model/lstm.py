@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from elmokit.config import EncoderConfig
+from elmokit.errors import InputError
 from elmokit.model.lstm_fast import LSTMLayerFunction, product_dtype
 from elmokit.model.outputs import LSTMState
 
@@ -56,9 +57,10 @@ class ProjectedLSTMLayer(nn.Module):
         Returns:
             output (B, T, P), zero beyond each length; hidden (B, P) and cell (B, D) at each row's end.
         """
-        if torch.is_grad_enabled() and x.numel() and bool(mask.all()):
+        weights = self.weight_ih, self.weight_hh, self.bias, self.weight_hr
+        wanted = any(tensor is not None and tensor.requires_grad for tensor in (x, hidden, cell, *weights))
+        if wanted and torch.is_grad_enabled() and x.numel() and bool(mask.all()):
             clips = self.config.cell_clip, self.config.proj_clip
-            weights = self.weight_ih, self.weight_hh, self.bias, self.weight_hr
             return LSTMLayerFunction.apply(x, hidden, cell, *weights, *clips, product_dtype(x))  # type: ignore[no-any-return,no-untyped-call]
         return self.plain(x, mask, hidden, cell)
 
@@ -123,9 +125,17 @@ class ProjectedLSTM(nn.Module):
 
         Returns:
             L outputs (B, T, P), each with its skip connection and zero beyond each length; the state at the end.
+
+        Raises:
+            InputError: the state is of another number of rows.
         """
         x = x.to(next(self.parameters()).dtype)  # autocast may hand over half precision; cells stay in full
         state = state or self.initial_state(len(x), like=x)
+        if state.hidden.shape[1] != len(x):  # one row would be spread over all
+            raise InputError(
+                f"the state is of {state.hidden.shape[1]} rows, but the batch has {len(x)}; "
+                "go on with the same rows, or pass no state to start anew"
+            )
         outputs, hiddens, cells = [], [], []
         for index, layer in enumerate(self.layers):
             x = dropout(x, self.dropout if self.training else 0.0, generator)

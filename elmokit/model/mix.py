@@ -61,9 +61,10 @@ class ScalarMix(nn.Module):
 
 
 def normalize(layer: Tensor, mask: Tensor) -> Tensor:
-    """Zero mean and unit variance over all unmasked values of a batch, epsilon 1e-12 (bilm-tf)."""
-    weights = mask.unsqueeze(-1).to(layer.dtype)
-    count = weights.sum() * layer.shape[-1]
+    """Zero mean and unit variance over all unmasked values of a batch, epsilon 1e-12 (bilm-tf); zero where masked."""
+    # Sums over a batch and this epsilon are beyond half precision.
+    weights = mask.unsqueeze(-1).to(torch.promote_types(layer.dtype, torch.float32))
+    count = (weights.sum() * layer.shape[-1]).clamp(min=1)  # a batch of empty rows has none
     mean = (layer * weights).sum() / count
-    variance = ((layer - mean) * weights).square().sum() / count
-    return (layer - mean) / torch.sqrt(variance + 1e-12)
+    centred = (layer - mean) * weights
+    return (centred / torch.sqrt(centred.square().sum() / count + 1e-12)).to(layer.dtype)

@@ -5,7 +5,7 @@ the letter (bytes 0-255, markers 256-260, everything shifted by one so that 0 ca
 published weights depend on them. Takes strings from `sentences`, `tokens` or a caller; gives arrays to `model`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Final
 
 import numpy as np
@@ -98,7 +98,7 @@ def check_tokens(sentence: object, index: int) -> list[str]:
             f"sentence {index} is the string {sentence[:40]!r}, expected a list of tokens; "
             "pass [['I', 'am', 'here']], or use the raw-text entry (embed_text, or --text on the command line)"
         )
-    if not isinstance(sentence, Iterable):
+    if not isinstance(sentence, Iterable) or isinstance(sentence, (Mapping, Set)):  # those have no order of tokens
         raise InputError(f"sentence {index} is of type {type(sentence).__name__}, expected a list of tokens")
     tokens = []
     for position, token in enumerate(sentence):

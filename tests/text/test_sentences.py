@@ -14,7 +14,20 @@ from hypothesis import strategies as st
 from elmokit.errors import InputError
 from elmokit.text.sentences import read_lines, read_token_lines, split_tokens
 
-ODD_SPACES = ["\u00a0", "\u2028", "\u2029", "\u0085", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\u3000", "\ufeff", "a\rb"]
+ODD_SPACES = [
+    "\u00a0",
+    "\u2028",
+    "\u2029",
+    "\u0085",
+    "\x0b",
+    "\x0c",
+    "\x1c",
+    "\x1d",
+    "\x1e",
+    "\u3000",
+    "\ufeff",
+    "a\rb",
+]
 
 
 @pytest.mark.parametrize("odd", ODD_SPACES)

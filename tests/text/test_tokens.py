@@ -20,7 +20,9 @@ def tokenizer(request):
 
 
 TOKENIZERS = {"en": Tokenizer("en"), "zh": Tokenizer("zh")}
-TRICKY = st.sampled_from([*"。！？!?；…”’」』）》】〉.,;:'\"()&=%/-_ \t\n\r", "http://a.b/?c=1", "don't", "U.K.", "你好", "\x00"])
+TRICKY = st.sampled_from(
+    [*"。！？!?；…”’」』）》】〉.,;:'\"()&=%/-_ \t\n\r", "http://a.b/?c=1", "don't", "U.K.", "你好", "\x00"]
+)
 
 
 def squeezed(text):
@@ -37,7 +39,9 @@ def test_tokens_hold_every_character_but_white_space(text):
 
 
 def test_english_is_split_into_sentences_and_penn_like_tokens():
-    assert TOKENIZERS["en"].sentences("I don't know Mr. Smith. It's 10,000 dollars, he said!\nReally? A (good) one.") == [
+    assert TOKENIZERS["en"].sentences(
+        "I don't know Mr. Smith. It's 10,000 dollars, he said!\nReally? A (good) one."
+    ) == [
         ["I", "do", "n't", "know", "Mr.", "Smith", "."],
         ["It", "'s", "10,000", "dollars", ",", "he", "said", "!"],
         ["Really", "?"],

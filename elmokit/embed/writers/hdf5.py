@@ -23,7 +23,7 @@ SENTENCE_TO_INDEX: Final = "sentence_to_index"
 
 
 class HDF5File:
-    """A file while it is written; memory stays flat, as the sentences wait on disk for the end."""
+    """A file while it is written; the sentences wait on disk for the end, where the layout wants them as one string."""
 
     def __init__(self, path: Path, *, keep_sentences: bool = True, sentence_keys: bool = False) -> None:
         """Args:
@@ -36,7 +36,8 @@ class HDF5File:
         self._keep_sentences = keep_sentences
         self._file = h5py.File(path, "w", track_order=True)
         # A temporary file without a name; JSON's escapes keep it ASCII and let lone surrogates through.
-        self._sentences = tempfile.TemporaryFile("w+", encoding="ascii", dir=path.parent)  # noqa: SIM115 - close() does it
+        self._sentences = tempfile.TemporaryFile("w+b", dir=path.parent)  # noqa: SIM115 - close() does it
+        self._sentences.write(b"{")
 
     def add(self, index: int, sentence: str, tokens: Sequence[str], vectors: npt.NDArray[np.float32]) -> None:
         """Append a record.
@@ -49,7 +50,7 @@ class HDF5File:
             return
         self._store(str(index), vectors)
         if self._keep_sentences:
-            self._sentences.write(f'{", " if index else ""}{json.dumps(sentence)}: "{index}"')
+            self._sentences.write(f'{", " if index else ""}{json.dumps(sentence)}: "{index}"'.encode("ascii"))
 
     def _add_under_sentence(self, index: int, sentence: str, vectors: npt.NDArray[np.float32]) -> None:
         try:
@@ -73,9 +74,10 @@ class HDF5File:
         """Write `sentence_to_index` and close the file."""
         with self._sentences, self._file:
             if self._keep_sentences:
+                self._sentences.write(b"}")
                 self._sentences.seek(0)
                 dataset = self._file.create_dataset(SENTENCE_TO_INDEX, (1,), dtype=h5py.string_dtype())
-                dataset[0] = "{" + self._sentences.read() + "}"
+                dataset[0] = self._sentences.read()  # the layout wants one string: all sentences are in memory once
 
 
 def read_hdf5(path: str | Path) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
@@ -95,9 +97,11 @@ def read_hdf5(path: str | Path) -> Iterator[tuple[str, npt.NDArray[np.float32]]]
     except OSError as error:
         raise InputError(f"{path} cannot be read as HDF5: {error}") from error
     with file:
-        keys = [key for key in _keys(file) if key != SENTENCE_TO_INDEX]
+        keys = [key for key in file if key != SENTENCE_TO_INDEX]
         if all(key.isdecimal() for key in keys):
             keys.sort(key=int)
+        else:
+            keys = [key for key in _keys(file) if key != SENTENCE_TO_INDEX]
         for key in keys:
             yield key, file[key][...]
 

@@ -1,0 +1,43 @@
+"""Configurations and their JSON."""
+
+import pytest
+
+from elmokit.config import BiLMConfig, CharCNNConfig, EncoderConfig, WordEmbeddingConfig
+from elmokit.errors import ConfigError
+
+ORIGINAL = CharCNNConfig(filters=((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024)))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        BiLMConfig(tokens=ORIGINAL),
+        BiLMConfig(tokens=WordEmbeddingConfig(num_words=9), encoder=EncoderConfig(cell_clip=None), language="zh"),
+    ],
+)
+def test_json_gives_the_same_configuration_back(config):
+    assert BiLMConfig.from_json(config.to_json()) == config
+
+
+def test_the_published_sizes_follow_from_the_configuration():
+    config = BiLMConfig(tokens=ORIGINAL)
+    assert (ORIGINAL.num_filters, config.output_dim, config.num_layers) == (2048, 1024, 3)
+    assert config.encoder.has_projection
+    assert not EncoderConfig(projection_dim=8, cell_dim=8).has_projection
+
+
+@pytest.mark.parametrize(
+    ("text", "finding"),
+    [
+        ("{", "Invalid JSON"),
+        ("{}", "tokens"),
+        ('{"tokens": {"kind": "char_cnn", "filters": []}}', "filters"),
+        ('{"tokens": {"kind": "char_cnn", "filters": [[60, 2]]}}', "60 characters wide"),
+        ('{"tokens": {"kind": "char_cnn", "filters": [[1, 2]]}, "encoder": {"cell_clip": -1}}', "cell_clip"),
+        ('{"tokens": {"kind": "char_cnn", "filters": [[1, 2]]}, "encodr": {}}', "encodr"),
+    ],
+)
+def test_a_wrong_configuration_is_named_with_file_and_place(text, finding):
+    with pytest.raises(ConfigError, match=r"my\.json is no elmokit configuration") as raised:
+        BiLMConfig.from_json(text, source="my.json")
+    assert finding in str(raised.value)

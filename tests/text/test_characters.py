@@ -1,0 +1,78 @@
+"""Character ids, against the rules stated once more."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elmokit.errors import InputError
+from elmokit.text.characters import check_tokens, sentences_to_ids, token_to_ids
+
+
+def expected(body, width):
+    ids = [258, *body, 259]
+    return [value + 1 for value in ids + [260] * (width - len(ids))]
+
+
+@given(st.text(), st.sampled_from([3, 10, 50, 100]))
+def test_a_token_is_its_first_bytes_between_markers(token, width):
+    assert token_to_ids(token, width).tolist() == expected(list(token.encode("utf-8", "ignore"))[: width - 2], width)
+
+
+@pytest.mark.parametrize(
+    ("token", "body"),
+    [
+        ("", []),
+        ("a\u00a0b", [97, 0xC2, 0xA0, 98]),
+        ("\u2028", [0xE2, 0x80, 0xA8]),
+        ("\ud800x\udfff", [120]),  # lone surrogates vanish
+        ("苹果", [0xE8, 0x8B, 0xB9, 0xE6, 0x9E, 0x9C]),
+        ("<s>", [60, 115, 62]),  # not the boundary, which is upper case
+    ],
+)
+def test_odd_tokens_have_a_defined_result(token, body):
+    assert token_to_ids(token, 50).tolist() == expected(body, 50)
+
+
+def test_the_cut_is_by_bytes_even_inside_a_character():
+    assert token_to_ids("é" * 40, 50).tolist() == expected(list(("é" * 40).encode()[:48]), 50)
+    assert token_to_ids("aé", 4).tolist() == expected([97, 0xC3], 4)
+
+
+def test_the_boundary_tokens_are_the_boundaries():
+    assert token_to_ids("<S>", 10).tolist() == expected([256], 10)
+    assert token_to_ids("</S>", 10).tolist() == expected([257], 10)
+
+
+def test_sentences_have_boundaries_in_place_and_zeros_beyond():
+    ids, lengths = sentences_to_ids([["ab"], [], ["c", "d"]], 6)
+    assert ids.shape == (3, 4, 6)
+    assert lengths.tolist() == [3, 2, 4]
+    assert ids[0, 0].tolist() == expected([256], 6)
+    assert ids[0, 2].tolist() == expected([257], 6)
+    assert (ids[1, 2:] == 0).all()
+
+
+def test_no_sentences_are_an_empty_batch():
+    ids, lengths = sentences_to_ids([], 6)
+    assert ids.shape == (0, 0, 6) and lengths.shape == (0,)
+
+
+@pytest.mark.parametrize("wrong", ["i am here", b"bytes", 3, None, 2.5])
+def test_what_is_no_list_of_tokens_is_refused_and_named(wrong):
+    with pytest.raises(InputError, match=r"sentence 7 is .*expected a list of tokens"):
+        check_tokens(wrong, 7)
+
+
+@pytest.mark.parametrize("wrong", [[["nested"]], ["a", 3], [None], [b"a"]])
+def test_what_is_no_token_is_refused_by_its_place(wrong):
+    with pytest.raises(InputError, match=f"token {len(wrong) - 1} of sentence 2"):
+        check_tokens(wrong, 2)
+
+
+def test_objects_with_a_text_are_tokens():
+    class Token:
+        def __init__(self, text):
+            self.text = text
+
+    assert check_tokens([Token("a"), "b", Token("")], 0) == ["a", "b", ""]
+    assert check_tokens((word for word in "ab"), 0) == ["a", "b"]
