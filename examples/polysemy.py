@@ -1,7 +1,9 @@
 """One word, different sentences: how near are its vectors, by ELMo and by a static vector?
 
-Run with: python examples/polysemy.py
+Run with: python examples/polysemy.py [picture.svg]
 """
+
+import sys
 
 import numpy as np
 from rich.console import Console
@@ -36,6 +38,7 @@ def cosine(a: np.ndarray, b: np.ndarray) -> float:
 def main() -> None:
     """Print one table a word."""
     embedder = elmokit.load()
+    console = Console(record=True, width=100)
     for word, sentences in SENTENCES.items():
         tokens = [sentence.split() for sentence in sentences]
         layers = embedder.embed(tokens, layers="all")  # one (L + 1, T, 2 P) a sentence
@@ -47,7 +50,9 @@ def main() -> None:
         for sentence, vector in zip(sentences[1:], vectors[1:], strict=True):
             # Layer 0 sees a token's characters alone: a static vector, blind to the sentence.
             table.add_row(sentence, *(f"{cosine(vectors[0][k], vector[k]):.2f}" for k in range(3)))
-        Console().print(table)
+        console.print(table)
+    if len(sys.argv) > 1:
+        console.save_svg(sys.argv[1], title="One word, different sentences")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """The house plan of docs/design.md, enforced: the door, who may import what, sizes."""
 
 import ast
+import graphlib
 import subprocess
 import sys
 from pathlib import Path
 
+import grimp
 import pytest
 
 import elmokit
@@ -64,6 +66,13 @@ def test_imports_point_upwards_only():
     tool = Path(sys.executable).with_name("lint-imports")
     found = subprocess.run([tool, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stdout + found.stderr
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    graph = grimp.build_graph("elmokit", exclude_type_checking_imports=True, cache_dir=None)
+    imported = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    assert "elmokit.model.lstm" in imported["elmokit.model.build"]
+    graphlib.TopologicalSorter(imported).prepare()  # raises CycleError
 
 
 @pytest.mark.parametrize("path", MODULES, ids=named)

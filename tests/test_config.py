@@ -1,6 +1,7 @@
 """Configurations and their JSON."""
 
 import pytest
+from pydantic import ValidationError
 
 from elmokit.config import BiLMConfig, CharCNNConfig, EncoderConfig, WordEmbeddingConfig
 from elmokit.errors import ConfigError
@@ -35,9 +36,24 @@ def test_the_published_sizes_follow_from_the_configuration():
         ('{"tokens": {"kind": "char_cnn", "filters": [[60, 2]]}}', "60 characters wide"),
         ('{"tokens": {"kind": "char_cnn", "filters": [[1, 2]]}, "encoder": {"cell_clip": -1}}', "cell_clip"),
         ('{"tokens": {"kind": "char_cnn", "filters": [[1, 2]]}, "encodr": {}}', "encodr"),
+        ('{"tokens": {"kind": "char_cnn", "filters": [[1, 0]]}}', "filters"),
+        ('{"tokens": {"kind": "char_cnn", "filters": [[1, 2]], "max_characters_per_token": 2}}', "max_characters"),
+        ('{"tokens": {"kind": "char_cnn", "filters": [[1, 2]], "activation": "gelu"}}', "activation"),
+        ('{"tokens": {"kind": "lstm", "filters": [[1, 2]]}}', "tokens"),
+        ('{"tokens": {"kind": "word_embedding", "num_words": 0}}', "num_words"),
+        ('{"tokens": {"kind": "word_embedding", "num_words": 5}, "encoder": {"num_layers": 0}}', "num_layers"),
+        ('{"tokens": {"kind": "word_embedding", "num_words": 5}, "encoder": {"proj_clip": NaN}}', "proj_clip"),
+        ('{"tokens": {"kind": "word_embedding", "num_words": 5}, "encoder": {"proj_clip": 1e999}}', "proj_clip"),
     ],
 )
 def test_a_wrong_configuration_is_named_with_file_and_place(text, finding):
     with pytest.raises(ConfigError, match=r"my\.json is no elmokit configuration") as raised:
         BiLMConfig.from_json(text, source="my.json")
     assert finding in str(raised.value)
+
+
+def test_a_configuration_cannot_be_changed_and_can_be_a_key():
+    config = BiLMConfig(tokens=ORIGINAL)
+    with pytest.raises(ValidationError, match="frozen"):
+        config.encoder.num_layers = 3
+    assert {config: 1}[BiLMConfig(tokens=ORIGINAL)] == 1

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from elmokit import __version__
-from elmokit.cli import embed, models, perplexity, score, train
+from elmokit.cli import convert, embed, models, perplexity, score, train
 from elmokit.errors import ElmokitError
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("embed")(embed.embed)
+app.command("convert")(convert.convert)
 app.command("train")(train.train)
 app.command("perplexity")(perplexity.perplexity)
 app.command("score")(score.score)

@@ -1,7 +1,8 @@
-"""The softmax of the language model, shared by both directions: full for figures, sampled for training.
+"""The softmax of the language model, shared by both directions: full for figures, sampled or adaptive for training.
 
 The sampled softmax follows TensorFlow's `sampled_softmax_loss` with its log-uniform candidate sampler (Jean et al.
-2015), which supposes a vocabulary sorted by falling frequency. Without padding rows: word ids count from 0.
+2015), the adaptive one is torch's (Grave et al. 2017); both suppose a vocabulary sorted by falling frequency. Without
+padding rows: word ids count from 0.
 """
 
 import math
@@ -71,6 +72,48 @@ class LMHead(nn.Module):
         rows = (hit >= 0).nonzero().squeeze(1)
         logits = logits.index_put((rows, hit[rows]), logits.new_tensor(-math.inf))
         return nn.functional.cross_entropy(logits, torch.zeros_like(targets), reduction="none")
+
+
+class AdaptiveHead(nn.Module):
+    """Hidden vectors (N, P) to exact losses or log-probabilities over V words, rare words by way of their cluster.
+
+    Each cluster has 1 / 4 the width of the one before it, so that a step costs little more than the most frequent words
+    do. Clusters follow from V alone: the tensors say all that is needed to load one.
+    """
+
+    SHORTLIST = 2000
+    GROWTH = 5
+
+    def __init__(self, num_words: int, dim: int) -> None:
+        """Args:
+        num_words: V, sorted by falling frequency, above `SHORTLIST`; fewer words should use the full softmax.
+        dim: P, at least 4 ** clusters.
+        """
+        super().__init__()
+        assert num_words > self.SHORTLIST, num_words
+        self.num_words = num_words
+        ends = [self.SHORTLIST]
+        while ends[-1] * self.GROWTH < num_words and dim >= 4 ** (len(ends) + 1):
+            ends.append(ends[-1] * self.GROWTH)
+        self.softmax = nn.AdaptiveLogSoftmaxWithLoss(dim, num_words, ends, head_bias=True)
+
+    def log_probs(self, hidden: Tensor) -> Tensor:
+        """(N, P) to log-probabilities (N, V)."""
+        with torch.autocast(hidden.device.type, enabled=False):
+            log_probs: Tensor = self.softmax.log_prob(hidden.float())
+        return log_probs
+
+    def loss(self, hidden: Tensor, targets: Tensor, candidates: Candidates | None = None) -> Tensor:
+        """The full loss, the only one there is: (N, P), (N,) to (N,)."""
+        assert candidates is None, "an adaptive softmax takes no negatives"
+        return self.full_loss(hidden, targets)
+
+    def full_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """Negative log-probability of each target: (N, P), (N,) to (N,)."""
+        with torch.autocast(hidden.device.type, enabled=False):  # torch's module mixes up types under it
+            output: Tensor = self.softmax(hidden.float(), targets).output
+        # A cluster that no target is in gets gradients of zero, not none: processes must agree on which there are.
+        return 0.0 * sum(p.flatten()[0] for p in self.softmax.tail.parameters()) - output
 
 
 class LogUniformSampler:

@@ -16,7 +16,7 @@ Loss = Callable[[Tensor], tuple[Tensor, Any]]
 
 
 def losses(functions: Sequence[Loss], x: Tensor, parameters: Sequence[Tensor]) -> tuple[list[Tensor], list[Any]]:
-    """Call each function on `x` in its own thread, gradients included.
+    """Call each function on `x`, on a CPU in its own thread and gradients included.
 
     Args:
         functions: from `x` to a scalar loss and anything else that needs no gradient.
@@ -26,6 +26,9 @@ def losses(functions: Sequence[Loss], x: Tensor, parameters: Sequence[Tensor]) -
     Returns:
         the losses, differentiable once; the other results.
     """
+    if x.device.type != "cpu":  # a GPU's kernels run beside the program as it is
+        results = [function(x) for function in functions]
+        return [loss for loss, _ in results], [extra for _, extra in results]
     extras: list[Any] = []
     found = _Concurrent.apply(functions, extras, x, *parameters)  # type: ignore[no-untyped-call]
     return list(found), extras

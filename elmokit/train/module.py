@@ -1,41 +1,43 @@
-"""The run itself on Lightning's Trainer: optimiser, schedule, carried state, checkpoints, resume.
+"""What Lightning's Trainer runs: the steps of pretraining, optimiser, schedule, carried state and what resuming needs.
 
 Lightning gives the loop, precision and processes; the model, the objective, the place in the data and the carried
-state are ours, and every checkpoint holds them for every process. A batch depends on the step number alone, so a run
-goes on exactly where its last checkpoint was made.
+state are ours, and a checkpoint holds them for all rows. A batch and all that is random in a step depend on the step
+number alone, so a run goes on exactly where its last checkpoint was made, whatever ended it.
 """
 
-import time
+import hashlib
+import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import lightning
 import numpy as np
 import torch
-from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from elmokit.errors import TrainingError
 from elmokit.model.build import build_bilm
-from elmokit.model.lm_head import LMHead, LogUniformSampler
+from elmokit.model.lm_head import Candidates, LMHead, LogUniformSampler
 from elmokit.model.outputs import BiLMState, LSTMState
 from elmokit.train.corpus import Corpus
 from elmokit.train.objective import LanguageModel
 from elmokit.train.recipe import Recipe, TrainingRecipe
 from elmokit.train.stream import Batch, Stream
 
+# Fields of `training` that a run cannot change on the way: the place in the data and the optimiser's state need them.
+FIXED = {"rows", "window", "accumulate", "seed", "optimizer", "weight_decay"}
 
-class BatchesFrom(IterableDataset[Batch]):
-    """The batches of a stream from a step on."""
+
+class BatchesFrom(IterableDataset[tuple[int, Batch]]):
+    """The batches of a stream from one on, each with its number."""
 
     def __init__(self, stream: Stream, start: int, stop: int) -> None:
         self.stream, self.start, self.stop = stream, start, stop
 
-    def __iter__(self) -> Iterator[Batch]:
-        for step in range(self.start, self.stop):
-            yield self.stream.batch(step)
+    def __iter__(self) -> Iterator[tuple[int, Batch]]:
+        for number in range(self.start, self.stop):
+            yield number, self.stream.batch(number)
 
 
 class BiLMTraining(lightning.LightningModule):
@@ -61,13 +63,16 @@ class BiLMTraining(lightning.LightningModule):
             if training.num_samples < self.num_words
             else None
         )
-        self.carried: BiLMState | None = None
         self.losses = torch.zeros(2)  # summed since the last report: forward, backward
+        self.carried: BiLMState | None = None
         self.start_step = 0
+        self.stopped_by = 0  # the signal that asked this run to stop
         self.stream = Stream(corpus, rows=training.rows, window=training.window, seed=training.seed)
-        self.total_steps = training.steps or training.epochs * self.stream.steps_per_epoch
+        self.steps_per_epoch = self.stream.steps_per_epoch / training.accumulate
+        self.tokens_per_step = training.rows * training.window * training.accumulate
+        self.total_steps = training.steps or max(1, int(training.epochs * self.steps_per_epoch))
 
-    def train_dataloader(self) -> DataLoader[Batch]:
+    def train_dataloader(self) -> DataLoader[tuple[int, Batch]]:
         """Batches from where the run stands; called again on resume."""
         training = self.recipe.training
         self.stream = Stream(
@@ -78,127 +83,135 @@ class BiLMTraining(lightning.LightningModule):
             rank=self.trainer.global_rank,
             num_ranks=self.trainer.world_size,
         )
-        return DataLoader(BatchesFrom(self.stream, self.start_step, self.total_steps), batch_size=None)
+        start, stop = (step * training.accumulate for step in (self.start_step, self.total_steps))
+        return DataLoader(BatchesFrom(self.stream, start, stop), batch_size=None)
 
-    def training_step(self, batch: Batch, index: int) -> Tensor:
+    def on_train_batch_start(self, *_: object) -> None:
+        """Set the learning rate: a function of the step, so that no schedule has a state to keep."""
+        training = self.recipe.training
+        for group in self.trainer.optimizers[0].param_groups:
+            factor = learning_rate_factor(self.trainer.global_step, training, self.total_steps)
+            group["lr"] = training.learning_rate * factor
+
+    def training_step(self, numbered: tuple[int, Batch], index: int) -> Tensor:
         """One window of all rows."""
-        candidates = self.sampler.draw(self.trainer.global_step) if self.sampler else None
-        forward, backward, self.carried = self.model(
-            batch, self.carried, candidates, seed=self._seed(self.trainer.global_step)
-        )
+        number, batch = numbered
+        training = self.recipe.training
+        candidates = None
+        if self.sampler:
+            drawn = self.sampler.draw(number)
+            candidates = Candidates(drawn.words.to(self.device), self.log_expected)
+        forward, backward, self.carried = self.model(batch, self.carried, candidates, seed=self._seed(number))
         self.losses += torch.stack([forward.detach(), backward.detach()])
         loss: Tensor = (forward + backward) / 2
-        if not torch.isfinite(loss.detach()):
-            raise TrainingError(
-                f"the loss is {loss.detach().item()} at step {self.trainer.global_step}; the last checkpoint is kept. "
-                "Lower learning_rate or clip_norm, then resume"
-            )
-        return loss
+        # bilm-tf's learning rate and clip are meant for gradients of the loss summed over the window.
+        scale = training.window if training.optimizer == "adagrad" else 1
+        # Some infinite losses have finite gradients. This one gets none, so that every process sees it below.
+        return loss * torch.where(loss.detach().isfinite(), scale, math.nan)
 
-    def configure_optimizers(self) -> Any:  # noqa: ANN401  Lightning's union of many shapes
-        """The recipe's optimiser and schedule."""
+    def configure_gradient_clipping(self, optimizer: torch.optim.Optimizer, *_: object, **__: object) -> None:
+        """Clip the gradients of all processes, or stop before a step that would spoil the weights.
+
+        Raises:
+            TrainingError: the loss or a gradient is not finite.
+        """
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        norm = torch.nn.utils.clip_grad_norm_(parameters, self.recipe.training.clip_norm)
+        if not norm.isfinite():
+            raise TrainingError(
+                f"the loss or its gradient is not finite at step {self.trainer.global_step}; the step was not made and "
+                "the last checkpoint is kept. Lower learning_rate or clip_norm, then resume"
+            )
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """The recipe's optimiser."""
         training = self.recipe.training
         parameters = [p for p in self.model.parameters() if p.requires_grad]
-        optimizer: torch.optim.Optimizer
         if training.optimizer == "adagrad":
-            optimizer = torch.optim.Adagrad(parameters, training.learning_rate, initial_accumulator_value=1.0)
-        else:
-            matrices = [p for p in parameters if p.dim() > 1]
-            rest = [p for p in parameters if p.dim() <= 1]
-            groups = [
-                {"params": matrices, "weight_decay": training.weight_decay},
-                {"params": rest, "weight_decay": 0.0},
-            ]
-            optimizer = torch.optim.AdamW(groups, training.learning_rate, betas=(0.9, 0.98))
-        schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: learning_rate_factor(step, training, self.total_steps)
-        )
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+            return torch.optim.Adagrad(parameters, training.learning_rate, initial_accumulator_value=1.0)
+        matrices = [p for p in parameters if p.dim() > 1]
+        rest = [p for p in parameters if p.dim() <= 1]
+        groups = [{"params": matrices, "weight_decay": training.weight_decay}, {"params": rest, "weight_decay": 0.0}]
+        return torch.optim.AdamW(groups, training.learning_rate, betas=(0.9, 0.98))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add what every process carries; runs on all of them."""
-        shares: list[Any] = [_pack(self.carried)]
+        """Add the carried state of all rows and what the run is; runs on every process."""
+        own = [tensor.cpu() for tensor in _pack(self.carried)] if self.carried else []
+        shares = [own]
         if self.trainer.world_size > 1:
-            shares = [None] * self.trainer.world_size
-            torch.distributed.all_gather_object(shares, _pack(self.carried))
-        checkpoint["elmokit"] = {"step": self.trainer.global_step, "shares": shares}
+            shares = [[] for _ in range(self.trainer.world_size)]
+            torch.distributed.all_gather_object(shares, own)
+        carried = [torch.cat(parts, dim=1) for parts in zip(*shares, strict=True)]
+        checkpoint["elmokit"] = {"step": self.trainer.global_step, "carried": carried, "identity": self._identity()}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take back this process's part."""
-        saved = checkpoint["elmokit"]
-        self.start_step = saved["step"]
-        if len(saved["shares"]) != self.trainer.world_size:
-            raise TrainingError(
-                f"the checkpoint was written by {len(saved['shares'])} processes, this run has "
-                f"{self.trainer.world_size}; resume with as many"
-            )
-        self.carried = _unpack(saved["shares"][self.trainer.global_rank])
+        """Take back this process's rows, whatever the number of processes was.
 
-    def _seed(self, step: int) -> int:
-        """Of the random numbers of one step of this process: nothing random is carried from step to step."""
-        words = np.random.SeedSequence([self.recipe.training.seed, step, self.trainer.global_rank]).generate_state(1)
+        Raises:
+            TrainingError: the checkpoint is of another model, corpus or order of the data.
+        """
+        saved = checkpoint["elmokit"]
+        if "shares" in saved:  # to be removed with the last run of the earlier layout, which had one process
+            share = saved["shares"][0]
+            saved = {"carried": share["carried"] if isinstance(share, dict) else share, **saved}
+        before, now = saved.get("identity", {}), self._identity()
+        changed = [f"{name} was {before[name]}, is {now.get(name)}" for name in before if before[name] != now.get(name)]
+        if changed:
+            raise TrainingError(
+                f"the checkpoint belongs to another run: {'; '.join(changed)}. Put the recipe or the files back, or "
+                "start anew in another folder"
+            )
+        self.start_step = saved["step"]
+        self.carried = _unpack(saved["carried"])
+
+    def on_train_start(self) -> None:
+        """Keep the state of this process's rows, and have all that a step needs on its device."""
+        self.losses = self.losses.to(self.device)
+        if self.sampler:
+            self.log_expected = self.sampler.log_expected.to(self.device)
+        if self.carried is not None:
+            rows = slice(self.stream.rows.start, self.stream.rows.stop)
+            self.carried = _unpack([tensor[:, rows].to(self.device) for tensor in _pack(self.carried)])
+
+    def _identity(self) -> dict[str, Any]:
+        """What must not change between the parts of a run, by dotted name."""
+        digest = hashlib.sha256(np.ascontiguousarray(self.corpus.train.offsets).tobytes())
+        digest.update("\n".join(self.corpus.types).encode("utf-8", "surrogatepass"))
+        values = self.recipe.model_dump(mode="json", include={"model": True, "training": FIXED})
+        values["corpus"] = {
+            "text": digest.hexdigest()[:12],
+            "weights": list(self.corpus.weights),
+            "vocabulary_size": self.num_words,
+        }
+        return _flat(values)
+
+    def _seed(self, number: int) -> int:
+        """Of the random numbers of one batch of this process: nothing random is carried from batch to batch."""
+        words = np.random.SeedSequence([self.recipe.training.seed, number, self.trainer.global_rank]).generate_state(1)
         return int(words[0])
 
 
 def learning_rate_factor(step: int, training: TrainingRecipe, total_steps: int) -> float:
-    """Share of the peak learning rate at a step: linear rise, level, linear fall."""
+    """Share of the peak learning rate at a step: linear rise, level, fall to zero in a line or a half cosine."""
     rise = (step + 1) / training.warmup_steps if step < training.warmup_steps else 1.0
     fall = (total_steps - step) / training.decay_steps if training.decay_steps else 1.0
-    return max(0.0, min(1.0, rise, fall))
+    fall = max(0.0, min(1.0, fall))
+    if training.decay == "cosine":
+        fall = (1 - math.cos(math.pi * fall)) / 2
+    return min(rise, fall)
 
 
-def _pack(state: BiLMState | None) -> list[Tensor] | None:
-    if state is None:
-        return None
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested dictionaries as one, with dotted names."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat
+
+
+def _pack(state: BiLMState) -> list[Tensor]:
     return [state.forward.hidden, state.forward.cell, state.backward.hidden, state.backward.cell]
 
 
-def _unpack(tensors: list[Tensor] | None) -> BiLMState | None:
-    return None if tensors is None else BiLMState(LSTMState(*tensors[:2]), LSTMState(*tensors[2:]))
-
-
-class Checkpoints(Callback):
-    """A checkpoint every few minutes and at the end, the last ones kept, each appearing under its name only whole."""
-
-    def __init__(self, folder: Path, *, minutes: float, keep: int = 2) -> None:
-        """Args:
-        folder: where.
-        minutes: time between two.
-        keep: how many.
-        """
-        self.folder, self.minutes, self.keep = folder, minutes, keep
-        self.saved_at = time.monotonic()
-
-    def on_train_batch_end(self, trainer: lightning.Trainer, *_: object) -> None:
-        """Save when it is time, by the first process's clock."""
-        due = time.monotonic() - self.saved_at >= 60 * self.minutes
-        if trainer.world_size > 1:
-            due = trainer.strategy.broadcast(due)
-        if due:
-            self.save(trainer)
-
-    def on_train_end(self, trainer: lightning.Trainer, *_: object) -> None:
-        """Save the end."""
-        self.save(trainer)
-
-    def save(self, trainer: lightning.Trainer) -> None:
-        """Save now; every process takes part."""
-        path = self.folder / f"step-{trainer.global_step}.ckpt"
-        temporary = path.with_suffix(".partial")
-        trainer.save_checkpoint(temporary)
-        if trainer.is_global_zero:
-            temporary.replace(path)
-            for old in _numbered(self.folder)[: -self.keep]:
-                old.unlink()
-        self.saved_at = time.monotonic()
-
-
-def latest_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint that a run goes on from."""
-    found = _numbered(folder)
-    return found[-1] if found else None
-
-
-def _numbered(folder: Path) -> list[Path]:
-    """Checkpoints by step."""
-    return sorted(folder.glob("step-*.ckpt"), key=lambda path: int(path.stem.removeprefix("step-")))
+def _unpack(tensors: list[Tensor]) -> BiLMState | None:
+    return BiLMState(LSTMState(*tensors[:2]), LSTMState(*tensors[2:])) if tensors else None

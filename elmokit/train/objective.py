@@ -16,12 +16,14 @@ from torch import Tensor, nn
 from elmokit.model.bilm import BiLM
 from elmokit.model.lm_head import Candidates, LMHead
 from elmokit.model.lstm import dropout
-from elmokit.model.outputs import BiLMState, LSTMState
+from elmokit.model.outputs import BiLMOutput, BiLMState, LSTMState
 from elmokit.train.concurrent import losses
-from elmokit.train.corpus import UNKNOWN_TYPE, Corpus, Sentences
+from elmokit.train.corpus import Corpus, Sentences
+from elmokit.train.corpus_writer import UNKNOWN_TYPE
 from elmokit.train.stream import Batch
 
 TOKENS_AT_ONCE = 4096
+SOFTMAX_NUMBERS = 2**24  # log-probabilities that are held in memory at once, 64 MiB
 
 
 class LanguageModel(nn.Module):
@@ -53,35 +55,54 @@ class LanguageModel(nn.Module):
             mean losses of the forward and of the backward direction; the state to carry on, detached.
         """
         vectors = self.bilm.token_encoder(batch.characters.unsqueeze(1)).squeeze(1)  # (U, P)
-        bilm = self.bilm
+        bilm, head = self.bilm, self.head
+        softmax: list[Tensor] = list(head.parameters())
+        targets = [self._words(batch.forward_targets), self._words(batch.backward_targets)]
+        if candidates:
+            # Apart from these rows the softmax takes no part: its gradient, as large as itself, is made once this way.
+            parts = [*targets, candidates.words]
+            rows, places = torch.cat(parts).unique(return_inverse=True)
+            *targets, drawn = places.split([len(part) for part in parts])
+            softmax = [head.weight.index_select(0, rows), head.bias.index_select(0, rows)]
+            head = _Rows(*softmax)
+            candidates = Candidates(drawn, candidates.log_expected[rows])
 
         def direction(
-            number: int, encoder: nn.Module, places: Tensor, targets: Tensor, start: LSTMState | None
+            number: int, encoder: nn.Module, places: Tensor, start: LSTMState | None
         ) -> Callable[[Tensor], tuple[Tensor, LSTMState]]:
             def loss(vectors: Tensor) -> tuple[Tensor, LSTMState]:
                 generator = torch.Generator(vectors.device).manual_seed(2 * seed + number)
                 x = nn.functional.embedding(places, vectors)  # (B, T, P)
                 layers, end = encoder(x, torch.ones_like(places, dtype=torch.bool), start, generator=generator)
                 hidden = dropout(layers[-1], self.dropout if self.training else 0.0, generator).flatten(0, 1)
-                words = torch.where(targets < self.head.num_words, targets, UNKNOWN_TYPE).flatten()
-                return self.head.loss(hidden, words, candidates).mean(), end.detach()
+                return head.loss(hidden, targets[number], candidates).mean(), end.detach()
 
             return loss
 
         functions = [
-            direction(0, bilm.forward_encoder, batch.forward, batch.forward_targets, state.forward if state else None),
-            direction(
-                1, bilm.backward_encoder, batch.backward, batch.backward_targets, state.backward if state else None
-            ),
+            direction(0, bilm.forward_encoder, batch.forward, state.forward if state else None),
+            direction(1, bilm.backward_encoder, batch.backward, state.backward if state else None),
         ]
-        shared = [p for part in (bilm.forward_encoder, bilm.backward_encoder, self.head) for p in part.parameters()]
+        shared = [*softmax, *bilm.forward_encoder.parameters(), *bilm.backward_encoder.parameters()]
         (forward, backward), states = losses(functions, vectors, shared)
         return forward, backward, BiLMState(*states)
+
+    def _words(self, types: Tensor) -> Tensor:
+        """Type ids (B, T) to the words of the softmax (B T,)."""
+        return torch.where(types < self.head.num_words, types, UNKNOWN_TYPE).flatten()
+
+
+class _Rows(LMHead):
+    """Some rows of a softmax, for a sampled loss."""
+
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        nn.Module.__init__(self)
+        self.__dict__ |= {"weight": weight, "bias": bias}  # tensors on the way to a gradient, no parameters
 
 
 @dataclass(frozen=True, slots=True)
 class Perplexity:
-    """Sums over held-out text, and the figures they give.
+    """Sums over text, and the figures they give; those of several texts can be added.
 
     Attributes:
         forward_loss: summed negative log-probability (nats) of each next token.
@@ -90,25 +111,66 @@ class Perplexity:
         unknown: of these, words outside the vocabulary, which are scored as `<UNK>`.
     """
 
-    forward_loss: float
-    backward_loss: float
-    tokens: int
-    unknown: int
+    forward_loss: float = 0.0
+    backward_loss: float = 0.0
+    tokens: int = 0
+    unknown: int = 0
+
+    def __add__(self, other: "Perplexity") -> "Perplexity":
+        return Perplexity(
+            self.forward_loss + other.forward_loss,
+            self.backward_loss + other.backward_loss,
+            self.tokens + other.tokens,
+            self.unknown + other.unknown,
+        )
 
     @property
     def forward(self) -> float:
         """Perplexity of the forward direction."""
-        return math.exp(self.forward_loss / self.tokens)
+        return _perplexity(self.forward_loss, self.tokens)
 
     @property
     def backward(self) -> float:
         """Perplexity of the backward direction."""
-        return math.exp(self.backward_loss / self.tokens)
+        return _perplexity(self.backward_loss, self.tokens)
 
     @property
     def mean(self) -> float:
         """Exponential of the mean loss of both directions, as bilm-tf reports it."""
-        return math.exp((self.forward_loss + self.backward_loss) / (2 * self.tokens))
+        return _perplexity(self.forward_loss + self.backward_loss, 2 * self.tokens)
+
+
+def _perplexity(loss: float, tokens: int) -> float:
+    """Infinite where a figure would have more than 300 digits."""
+    return math.exp(loss / tokens) if loss / tokens < 700 else math.inf
+
+
+def full_losses(head: LMHead, hidden: Tensor, targets: Tensor) -> Tensor:
+    """Negative log-probability of each target by the full softmax, some rows at a time: (N, P), (N,) to (N,)."""
+    rows = max(1, SOFTMAX_NUMBERS // head.num_words)
+    return torch.cat([head.full_loss(h, t) for h, t in zip(hidden.split(rows), targets.split(rows), strict=True)])
+
+
+@torch.no_grad()
+def score_batch(head: LMHead, output: BiLMOutput, words: Tensor, *, unknown: int) -> Perplexity:
+    """The sums over one batch.
+
+    Args:
+        head: the softmax.
+        output: of the batch.
+        words: (B, T) word ids, boundaries included.
+        unknown: the id of `<UNK>`.
+    """
+    predicts = output.mask[:, 1:]  # every position but the first has one before it, and the other way round
+    following, before = words[:, 1:][predicts], words[:, :-1][predicts]
+    forward = full_losses(head, output.forward_layers[-1][:, :-1][predicts], following)
+    backward = full_losses(head, output.backward_layers[-1][:, 1:][predicts], before)
+    return Perplexity(
+        float(forward.sum(dtype=torch.float64)),
+        float(backward.sum(dtype=torch.float64)),
+        len(following),
+        int((following == unknown).sum()),
+    )
 
 
 @torch.no_grad()
@@ -122,22 +184,18 @@ def perplexity(model: LanguageModel, corpus: Corpus, sentences: Sentences) -> Pe
     """
     was_training = model.training
     model.eval()
-    sums = np.zeros(2)
-    tokens = unknown = 0
+    device = next(model.parameters()).device
+    found = Perplexity()
     for types, lengths in _batches(sentences):
         distinct, places = np.unique(types, return_inverse=True)
-        ids = torch.from_numpy(corpus.characters[distinct].astype(np.int64)).unsqueeze(1)
-        vectors = model.bilm.token_encoder(ids).squeeze(1)
-        output = model.bilm.contextualize(vectors[torch.from_numpy(places.reshape(types.shape))], lengths)
-        words = torch.from_numpy(corpus.words(types, model.head.num_words))
-        predicts = output.mask[:, 1:]  # every position but the first has one before it, and the other way round
-        forward = model.head.full_loss(output.forward_layers[-1][:, :-1][predicts], words[:, 1:][predicts])
-        backward = model.head.full_loss(output.backward_layers[-1][:, 1:][predicts], words[:, :-1][predicts])
-        sums += [float(forward.sum(dtype=torch.float64)), float(backward.sum(dtype=torch.float64))]
-        tokens += int(predicts.sum())
-        unknown += int((words[:, 1:][predicts] == UNKNOWN_TYPE).sum())
+        ids = torch.from_numpy(corpus.characters[distinct].astype(np.int64)).to(device)
+        vectors = model.bilm.token_encoder(ids.unsqueeze(1)).squeeze(1)
+        token_layer = nn.functional.embedding(torch.from_numpy(places.reshape(types.shape)).to(device), vectors)
+        output = model.bilm.contextualize(token_layer, lengths.to(device))
+        words = torch.from_numpy(corpus.words(types, model.head.num_words)).to(device)
+        found += score_batch(model.head, output, words, unknown=UNKNOWN_TYPE)
     model.train(was_training)
-    return Perplexity(float(sums[0]), float(sums[1]), tokens, unknown)
+    return found
 
 
 def _batches(sentences: Sentences) -> Iterator[tuple[np.ndarray, Tensor]]:

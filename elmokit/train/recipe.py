@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from elmokit.config import BiLMConfig, describe_validation
+from elmokit.config import BiLMConfig, PositiveFloat, describe_validation
 from elmokit.errors import ConfigError
 
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -26,12 +26,15 @@ class Source(_Part):
     """Files that are sampled alike.
 
     Attributes:
-        files: a path or glob pattern; `.gz` and `.xz` are unpacked on the fly.
+        files: a path or glob pattern (`**` for any folders): text, JSON lines (`.jsonl`) or Parquet (`.parquet`);
+            `.gz`, `.xz` and `.zst` are unpacked on the fly.
         weight: how often an epoch shows each sentence on average; 0.5 shows half of them.
+        field: of JSON lines and Parquet, the key or column that holds the text.
     """
 
     files: str
     weight: Annotated[float, Field(gt=0, le=100)] = 1.0
+    field: str = "text"
 
 
 class CorpusRecipe(_Part):
@@ -42,12 +45,17 @@ class CorpusRecipe(_Part):
         tokenized: whether a line is one sentence of tokens separated by spaces; otherwise lines are raw paragraphs,
             split and tokenised by the model's language.
         held_out: share of the text that is kept apart to measure perplexity.
+        held_out_sources: files to measure it on instead; the share is not taken then, and their weights mean nothing.
+        max_types: distinct words that are told apart when they are read, about 200 bytes of memory each; where there
+            are more, the rarest are read as `<UNK>`.
         vocabulary_size: words that the softmax predicts, special ones included (V).
     """
 
     sources: tuple[Source, ...] = Field(min_length=1)
     tokenized: bool = False
     held_out: Share = 0.005
+    held_out_sources: tuple[Source, ...] = ()
+    max_types: Annotated[int, Field(gt=3)] = 10_000_000
     vocabulary_size: PositiveCount = 20_000
 
 
@@ -59,11 +67,13 @@ class TrainingRecipe(_Part):
         epochs: passes over the corpus where `steps` is not given.
         rows: contiguous streams that are read side by side (B).
         window: tokens of each stream in one step (T); gradients stop there, the state is carried on.
+        accumulate: windows that a row reads for one step of the optimiser; their gradients are averaged.
         num_samples: negatives of the sampled softmax (S).
-        optimizer: `adamw`, or bilm-tf's `adagrad`.
+        optimizer: `adamw`, or bilm-tf's `adagrad`, for which the loss is summed over the window, as there.
         learning_rate: its peak.
         warmup_steps: linear rise at the start.
-        decay_steps: linear fall to zero at the end.
+        decay_steps: fall to zero at the end.
+        decay: the shape of that fall.
         weight_decay: AdamW's, on matrices.
         clip_norm: bound on the gradient's global norm.
         dropout: on LSTM inputs and before the softmax.
@@ -71,24 +81,28 @@ class TrainingRecipe(_Part):
         seed: of initial values, order, negatives and dropout.
         evaluate_every: steps between two measurements of held-out perplexity; 0 for the end only.
         checkpoint_minutes: time between two checkpoints.
+        keep_checkpoints: how many of the last ones are kept.
     """
 
     steps: PositiveCount | None = None
     epochs: PositiveCount = 10
     rows: PositiveCount = 128
     window: PositiveCount = 20
+    accumulate: PositiveCount = 1
     num_samples: PositiveCount = 8192
     optimizer: Literal["adamw", "adagrad"] = "adamw"
-    learning_rate: Annotated[float, Field(gt=0)] = 2e-3
+    learning_rate: PositiveFloat = 2e-3
     warmup_steps: Count = 500
     decay_steps: Count = 0
+    decay: Literal["linear", "cosine"] = "linear"
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
-    clip_norm: Annotated[float, Field(gt=0)] = 10.0
+    clip_norm: PositiveFloat = 10.0
     dropout: Share = 0.1
     precision: Literal["float32", "bf16"] = "float32"
     seed: Count = 1
     evaluate_every: Count = 0
-    checkpoint_minutes: Annotated[float, Field(gt=0)] = 5.0
+    checkpoint_minutes: PositiveFloat = 5.0
+    keep_checkpoints: PositiveCount = 2
 
 
 class Recipe(_Part):

@@ -1,22 +1,40 @@
 """From a recipe to a trained model in a folder: prepare, train or resume, measure, save.
 
 A run's folder holds `checkpoints/`, `metrics.jsonl` and, in the end, `model/` in the native format with its vocabulary
-and softmax.
+and softmax. The same call begins a run, goes on with one that was cut short, and lengthens one that was complete.
 """
 
 import logging
+import os
+import signal
+import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import lightning
 import torch
 
+from elmokit.errors import TrainingError
+from elmokit.train.checkpoints import Checkpoints, latest_checkpoint
 from elmokit.train.corpus import prepare
-from elmokit.train.module import BiLMTraining, Checkpoints, latest_checkpoint
-from elmokit.train.objective import Perplexity
+from elmokit.train.module import BiLMTraining
+from elmokit.train.objective import Perplexity, perplexity
 from elmokit.train.recipe import Recipe
 from elmokit.train.report import Report
 from elmokit.weights.native import save_language_model
+
+
+class StoppedError(TrainingError):
+    """A run that was saved and stopped because of a signal.
+
+    Attributes:
+        signal: which.
+    """
+
+    def __init__(self, number: int, step: int) -> None:
+        self.signal = signal.Signals(number)
+        super().__init__(f"{self.signal.name}: saved and stopped at step {step:,}; the same command goes on from there")
 
 
 def train(
@@ -25,39 +43,58 @@ def train(
     *,
     root: Path,
     cache: Path,
+    accelerator: Literal["auto", "cpu", "gpu"] = "auto",
     processes: int = 1,
+    nodes: int = 1,
     threads: int | None = None,
     report: Callable[[str], None] = lambda message: None,
 ) -> Perplexity | None:
     """Train, or go on from the last checkpoint in the folder.
 
+    With several processes the first one runs the program again for each of the others, with its arguments, unless a
+    launcher such as torchrun has done so.
+
     Args:
         recipe: what to do.
-        folder: of the run; made where it is missing.
+        folder: of the run; made where it is missing. With several machines all of them must see it.
         root: folder that the recipe's relative paths start from.
         cache: folder of prepared corpora.
-        processes: on this machine.
+        accelerator: what to compute on; by default a GPU where there is one.
+        processes: on each machine; on GPUs one a GPU.
+        nodes: machines, each of which runs this.
         threads: of each process; None for torch's choice.
         report: called with a line of progress while the corpus is prepared.
 
     Returns:
-        held-out perplexity at the end; None where nothing was held out.
+        held-out perplexity at the end; None where nothing was held out, and in all processes but the first.
+
+    Raises:
+        ConfigError, InputError: see `prepare`.
+        TrainingError: the run cannot start, cannot go on with this recipe, or its loss is not finite.
+        StoppedError: SIGINT or SIGTERM came; the run is saved.
     """
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # its news is not about this run
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)  # their news is not about this run
     folder.mkdir(parents=True, exist_ok=True)
     if threads:
         torch.set_num_threads(threads)
+        os.environ["OMP_NUM_THREADS"] = str(threads)  # or Lightning sets another number in each of several processes
     corpus = prepare(recipe.corpus, recipe.model, root=root, cache=cache, report=report)
     module = BiLMTraining(recipe, corpus)
     progress = Report(folder)
+    checkpoints = folder / "checkpoints"
+    training = recipe.training
     trainer = lightning.Trainer(
-        accelerator="cpu",
+        accelerator=accelerator,
         devices=processes,
-        strategy="ddp" if processes > 1 else "auto",
-        precision="bf16-mixed" if recipe.training.precision == "bf16" else "32-true",
+        num_nodes=nodes,
+        # Else the gradients are grouped anew after the first step, and three processes or more sum them in another order:
+        # a run that was resumed would differ by rounding.
+        strategy="ddp_find_unused_parameters_true" if processes * nodes > 1 else "auto",
+        precision="bf16-mixed" if training.precision == "bf16" else "32-true",
         max_steps=module.total_steps,
         max_epochs=-1,
-        gradient_clip_val=recipe.training.clip_norm,
+        accumulate_grad_batches=training.accumulate,
         use_distributed_sampler=False,
         logger=False,
         enable_progress_bar=False,
@@ -65,11 +102,19 @@ def train(
         enable_checkpointing=False,
         callbacks=[
             progress,
-            Checkpoints(folder / "checkpoints", minutes=recipe.training.checkpoint_minutes),
+            Checkpoints(checkpoints, minutes=training.checkpoint_minutes, keep=training.keep_checkpoints),
         ],
     )
-    trainer.fit(module, ckpt_path=latest_checkpoint(folder / "checkpoints"), weights_only=True)
-    if trainer.is_global_zero:
-        lexicon = corpus.lexicon(module.num_words)
-        save_language_model(module.model.bilm, folder / "model", head=module.model.head, lexicon=lexicon)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"lightning\.")  # it speaks to those who call it
+        warnings.filterwarnings("ignore", message="find_unused_parameters=True was specified")
+        trainer.fit(module, ckpt_path=latest_checkpoint(checkpoints), weights_only=True)
+    if not trainer.is_global_zero:
+        return None
+    if module.stopped_by:
+        raise StoppedError(module.stopped_by, trainer.global_step)
+    lexicon = corpus.lexicon(module.num_words)
+    save_language_model(module.model.bilm, folder / "model", head=module.model.head, lexicon=lexicon)
+    if progress.last is None and len(corpus.held_out):  # the run was complete before
+        progress.last = perplexity(module.model, corpus, corpus.held_out)
     return progress.last

@@ -6,6 +6,8 @@ format's own file (`native`, `hdf5`). A format file offers `find(folder)`, `read
 
 import tempfile
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path, PurePosixPath
@@ -13,11 +15,13 @@ from typing import Protocol
 
 from elmokit.errors import InputError, WeightsError
 from elmokit.model.bilm import BiLM
+from elmokit.model.lm_head import LMHead
+from elmokit.text.lexicon import Lexicon
 from elmokit.weights import hdf5, native
 from elmokit.weights.download import cached_path
 from elmokit.weights.files import HDF5, JSON, SAFETENSORS, ZIP, check_expansion, describe, reading
 
-__all__ = ["available_models", "load_bilm", "save_bilm"]
+__all__ = ["available_models", "convert", "load_bilm", "load_language_model", "save_bilm"]
 
 
 class _Layout(Protocol):
@@ -55,17 +59,45 @@ def load_bilm(name_or_path: str | Path | tuple[str | Path, str | Path]) -> BiLM:
     if isinstance(name_or_path, tuple):
         options, weights = (cached_path(part) for part in name_or_path)
         return _load_pair(options, weights)
+    with _resolved(name_or_path) as path:
+        return _load_directory(path) if path.is_dir() else _load_file(path)
+
+
+def load_language_model(name_or_path: str | Path) -> tuple[BiLM, LMHead, Lexicon]:
+    """Load a biLM with its softmax and the words that it predicts.
+
+    Args:
+        name_or_path: the name of a built-in model, or a directory that `elmokit train` left.
+
+    Returns:
+        All in eval mode, float32, on the CPU.
+
+    Raises:
+        ConfigError: the configuration describes no biLM.
+        InputError: the vocabulary is none.
+        WeightsError: there is no such model, it has no softmax, or its files are damaged.
+    """
+    with _resolved(name_or_path) as path:
+        if not path.is_dir():
+            raise WeightsError(f"{path} is a file, expected the directory of a language model")
+        return native.load_language_model(path)
+
+
+@contextmanager
+def _resolved(name_or_path: str | Path) -> Iterator[Path]:
+    """The path of a model that has a name, an address or a path; perhaps for this time only."""
     for folder in _built_in():
         if folder.name == name_or_path:
             with resources.as_file(folder) as path:
-                return _load_directory(path)
+                yield path
+            return
     path = cached_path(name_or_path)
     if not path.exists():
         raise WeightsError(
             f"there is no file, directory or built-in model {str(name_or_path)!r}; "
             f"built-in models: {', '.join(available_models()) or 'none'}"
         )
-    return _load_directory(path) if path.is_dir() else _load_file(path)
+    yield path
 
 
 def save_bilm(
@@ -97,6 +129,26 @@ def save_bilm(
         if options_file is not None:
             raise InputError(f"{path} is a directory in native format, which has no options file, but one was given")
         native.write(bilm, path, dtype=dtype)
+
+
+def convert(name_or_path: str | Path, path: str | Path, *, dtype: native.Dtype = "float32") -> None:
+    """Load a model and save it in another format; a native model's softmax and words stay with it in a native one.
+
+    Args:
+        name_or_path: as for `load_bilm`, but for the pair.
+        path: as for `save_bilm`.
+        dtype: as for `save_bilm`.
+
+    Raises:
+        ElmokitError: as `load_bilm` and `save_bilm` do.
+    """
+    path = Path(path)
+    with _resolved(name_or_path) as source:
+        if native.holds_language_model(source) and path.suffix.lower() not in hdf5.SUFFIXES:
+            bilm, head, lexicon = native.load_language_model(source)
+            native.save_language_model(bilm, path, head=head, lexicon=lexicon, dtype=dtype)
+            return
+    save_bilm(load_bilm(name_or_path), path, dtype=dtype)
 
 
 def _built_in() -> list[Traversable]:

@@ -112,8 +112,8 @@ def replacing(path: Path) -> Iterator[Path]:
         os.close(handle)
         temporary = Path(name)
         try:
-            temporary.chmod(0o666 & ~_umask())  # mkstemp makes files that only their owner can read
             yield temporary
+            temporary.chmod(0o666 & ~_umask())  # mkstemp, and safetensors, make files that only their owner can read
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)

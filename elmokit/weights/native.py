@@ -100,6 +100,11 @@ def save_language_model(bilm: BiLM, folder: Path, *, head: LMHead, lexicon: Lexi
     _write(bilm.config, tensors, folder, dtype)
 
 
+def holds_language_model(folder: Path) -> bool:
+    """Whether a folder in this format has the words of a softmax too."""
+    return find(folder) is not None and (folder / VOCABULARY_NAME).is_file()
+
+
 def load_language_model(folder: Path) -> tuple[BiLM, LMHead, Lexicon]:
     """What `save_language_model` wrote, in eval mode, float32.
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from elmokit.model.lm_head import Candidates, LMHead, LogUniformSampler
+from elmokit.model.lm_head import AdaptiveHead, Candidates, LMHead, LogUniformSampler
 
 
 @pytest.fixture
@@ -59,3 +59,56 @@ def test_words_are_drawn_as_often_as_the_correction_supposes():
     chance = sampler.log_expected.exp()
     assert math.isclose(float(chance.sum()), 20, rel_tol=1e-3)
     np.testing.assert_allclose(counts / 4000, chance, atol=0.03)
+
+
+@pytest.fixture(params=[2001, 2100, 12_000])
+def adaptive(request):
+    torch.manual_seed(0)
+    return AdaptiveHead(request.param, 16)
+
+
+def words_of_every_cluster(head):
+    return torch.tensor(sorted({0, 1999, 2000, min(10_000, head.num_words - 1), head.num_words - 1}))
+
+
+def test_adaptive_log_probabilities_sum_to_one_and_give_the_loss(adaptive):
+    targets = words_of_every_cluster(adaptive)
+    hidden = torch.randn(len(targets), 16)
+    log_probs = adaptive.log_probs(hidden)
+    assert log_probs.shape == (len(targets), adaptive.num_words)
+    torch.testing.assert_close(log_probs.exp().sum(1), torch.ones(len(targets)))
+    torch.testing.assert_close(adaptive.loss(hidden, targets, None), -log_probs[range(len(targets)), targets])
+
+
+def test_an_adaptive_softmax_learns_rare_and_frequent_words(adaptive):
+    targets = words_of_every_cluster(adaptive)
+    hidden = torch.randn(len(targets), 16)
+    optimizer = torch.optim.Adam(adaptive.parameters(), 0.1)
+    for _ in range(60):
+        optimizer.zero_grad()
+        adaptive.loss(hidden, targets, None).mean().backward()
+        optimizer.step()
+    assert adaptive.log_probs(hidden).argmax(1).tolist() == targets.tolist()
+
+
+def test_an_adaptive_loss_is_computed_in_float32_under_autocast(adaptive):
+    targets = words_of_every_cluster(adaptive)
+    hidden = torch.randn(len(targets), 16)
+    plain = adaptive.loss(hidden, targets, None)
+    with torch.autocast("cpu", torch.bfloat16):
+        under = adaptive.loss(hidden.bfloat16(), targets, None)
+    assert under.dtype == torch.float32
+    torch.testing.assert_close(under, plain, rtol=0.02, atol=0.05)
+
+
+def test_a_cluster_without_targets_gets_gradients_of_zero(adaptive):
+    adaptive.loss(torch.randn(3, 16), torch.tensor([0, 1, 1999]), None).sum().backward()
+    assert adaptive.softmax.head.weight.grad.abs().max() > 0
+    assert all(p.grad.abs().max() == 0 for p in adaptive.softmax.tail.parameters())
+
+
+def test_an_adaptive_head_has_far_fewer_parameters_than_a_full_one():
+    adaptive, full = (
+        sum(p.numel() for p in head.parameters()) for head in (AdaptiveHead(50_000, 64), LMHead(50_000, 64))
+    )
+    assert adaptive < full / 5

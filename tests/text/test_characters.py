@@ -1,5 +1,6 @@
 """Character ids, against the rules stated once more."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +14,10 @@ def expected(body, width):
     return [value + 1 for value in ids + [260] * (width - len(ids))]
 
 
-@given(st.text(), st.sampled_from([3, 10, 50, 100]))
+ANY = st.text(st.characters(exclude_categories=()))  # lone surrogates too
+
+
+@given(ANY.filter(lambda token: token not in ("<S>", "</S>")), st.sampled_from([3, 10, 50, 100]))
 def test_a_token_is_its_first_bytes_between_markers(token, width):
     assert token_to_ids(token, width).tolist() == expected(list(token.encode("utf-8", "ignore"))[: width - 2], width)
 
@@ -23,6 +27,11 @@ def test_a_token_is_its_first_bytes_between_markers(token, width):
     [
         ("", []),
         ("a\u00a0b", [97, 0xC2, 0xA0, 98]),
+        (" \t", [32, 9]),
+        ("\0", [0]),
+        ("\U0001f600", [0xF0, 0x9F, 0x98, 0x80]),
+        ("\ud800", []),
+        ("</s>", [60, 47, 115, 62]),
         ("\u2028", [0xE2, 0x80, 0xA8]),
         ("\ud800x\udfff", [120]),  # lone surrogates vanish
         ("苹果", [0xE8, 0x8B, 0xB9, 0xE6, 0x9E, 0x9C]),
@@ -57,10 +66,16 @@ def test_no_sentences_are_an_empty_batch():
     assert ids.shape == (0, 0, 6) and lengths.shape == (0,)
 
 
-@pytest.mark.parametrize("wrong", ["i am here", b"bytes", 3, None, 2.5])
+@pytest.mark.parametrize("wrong", ["i am here", b"bytes", 3, None, 2.5, {"a", "b"}, {"a": 1}, {"a": 1}.keys()])
 def test_what_is_no_list_of_tokens_is_refused_and_named(wrong):
     with pytest.raises(InputError, match=r"sentence 7 is .*expected a list of tokens"):
         check_tokens(wrong, 7)
+
+
+@pytest.mark.parametrize("batch", ["i am here", ["i am here"], ["i", "am"], [["fine"], "not fine"], [b"i am here"]])
+def test_a_batch_with_strings_in_place_of_sentences_is_never_split_into_characters(batch):
+    with pytest.raises(InputError, match=r"is the string .*expected a list of tokens.*embed_text"):
+        sentences_to_ids(batch, 50)
 
 
 @pytest.mark.parametrize("wrong", [[["nested"]], ["a", 3], [None], [b"a"]])
@@ -76,3 +91,14 @@ def test_objects_with_a_text_are_tokens():
 
     assert check_tokens([Token("a"), "b", Token("")], 0) == ["a", "b", ""]
     assert check_tokens((word for word in "ab"), 0) == ["a", "b"]
+    assert check_tokens(np.array(["a", "bc"]), 0) == ["a", "bc"]
+    ids, _ = sentences_to_ids([[Token("<S>"), Token("é")]], 6)
+    assert ids[0, 1:3].tolist() == [expected([256], 6), expected([0xC3, 0xA9], 6)]
+
+
+def test_tokens_of_spacy_are_tokens_and_one_of_its_documents_is_no_batch():
+    document = pytest.importorskip("spacy").blank("en")("Don't stop.")
+    assert check_tokens(document, 0) == ["Do", "n't", "stop", "."]
+    assert sentences_to_ids([document], 50)[1].tolist() == [6]
+    with pytest.raises(InputError, match="sentence 0 is of type Token"):
+        sentences_to_ids(document, 50)

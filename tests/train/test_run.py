@@ -3,28 +3,16 @@
 import itertools
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
 from elmokit.errors import ConfigError, TrainingError
-from elmokit.train.module import learning_rate_factor
+from elmokit.model.build import build_bilm
+from elmokit.train.corpus import prepare
+from elmokit.train.module import BiLMTraining, learning_rate_factor
 from elmokit.train.recipe import Recipe, TrainingRecipe
-from elmokit.train.run import train
-
-
-@pytest.fixture
-def run(tmp_path):
-    def start(recipe, name="run", **options):
-        return train(recipe, tmp_path / name, root=tmp_path, cache=tmp_path / "cache", threads=1, **options)
-
-    return start
-
-
-def weights_of(folder):
-    from safetensors.torch import load_file
-
-    return load_file(folder / "model" / "model.safetensors")
 
 
 def test_training_lowers_held_out_perplexity(run, recipe_of, text):
@@ -34,28 +22,18 @@ def test_training_lowers_held_out_perplexity(run, recipe_of, text):
     assert 2 < after.forward < 10 and 2 < after.backward < 10
 
 
-def test_the_saved_model_has_vocabulary_and_softmax_and_scores_the_same(run, recipe_of, text, tmp_path):
+def test_the_saved_model_has_vocabulary_and_softmax_and_scores_the_same(run, recipe_of, text, weights_of, tmp_path):
     import elmokit
     from elmokit.text.lexicon import Lexicon
 
     run(recipe_of(text, steps=5))
-    tensors = weights_of(tmp_path / "run")
+    tensors = weights_of("run")
     lexicon = Lexicon.read(tmp_path / "run" / "model" / "vocab.txt")
     assert tensors["lm_head.weight"].shape == (len(lexicon), 8)
     bilm = elmokit.load_bilm(tmp_path / "run" / "model")
     state = bilm.state_dict()
     assert set(tensors) == {*state, "lm_head.weight", "lm_head.bias"}
     assert all(torch.equal(tensors[name], value) for name, value in state.items())
-
-
-def test_a_run_cut_short_and_resumed_equals_the_uninterrupted_one(run, recipe_of, text, tmp_path):
-    options = {"decay_steps": 0, "dropout": 0.2, "precision": "bf16"}
-    run(recipe_of(text, steps=24, **options), "whole")
-    # A run to step 11 stops in the middle of an epoch and of the schedule of the longer one.
-    run(recipe_of(text, steps=11, **options), "parts")
-    run(recipe_of(text, steps=24, **options), "parts")
-    whole, parts = weights_of(tmp_path / "whole"), weights_of(tmp_path / "parts")
-    assert all(torch.equal(whole[name], parts[name]) for name in whole)
 
 
 def test_the_log_names_a_sampled_loss_as_sampled_and_counts_steps_and_epochs(run, recipe_of, text, tmp_path, capfd):
@@ -95,6 +73,40 @@ def test_the_learning_rate_rises_stays_and_falls():
     assert all(math.isclose(a - b, 0.05) for a, b in itertools.pairwise(factors[80:]))
 
 
+def test_a_cosine_falls_slowly_at_both_ends_and_to_zero():
+    training = TrainingRecipe(warmup_steps=10, decay_steps=20, decay="cosine")
+    factors = [learning_rate_factor(step, training, 100) for step in range(101)]
+    assert factors[80] == 1.0 and factors[90] == pytest.approx(0.5) and factors[100] == 0.0
+    assert factors[85] == pytest.approx((1 + math.sqrt(0.5)) / 2)
+
+
+@pytest.mark.parametrize(("optimizer", "window"), [("adamw", 1), ("adagrad", 5)])
+def test_accumulated_windows_carry_state_and_make_one_step(
+    run, recipe_of, text, weights_of, tmp_path, optimizer, window
+):
+    # The plain way: three windows one after the other, gradients of the mean loss, by bilm-tf's rule times the window.
+    recipe = recipe_of(text, steps=1, accumulate=3, optimizer=optimizer, clip_norm=0.1, warmup_steps=0,
+                       dropout=0.0, weight_decay=0.0)  # fmt: skip
+    run(recipe)
+    corpus = prepare(recipe.corpus, recipe.model, root=tmp_path, cache=tmp_path / "cache")
+    module = BiLMTraining(recipe, corpus)
+    state, total = None, 0.0
+    for number in range(3):
+        forward, backward, state = module.model(module.stream.batch(number), state, module.sampler.draw(number))
+        total = total + window * (forward + backward) / 2 / 3
+    total.backward()
+    assert torch.nn.utils.clip_grad_norm_(module.model.parameters(), 0.1) > 0.1
+    if optimizer == "adamw":
+        torch.optim.AdamW(module.model.parameters(), 0.01, betas=(0.9, 0.98), weight_decay=0.0).step()
+    else:
+        torch.optim.Adagrad(module.model.parameters(), 0.01, initial_accumulator_value=1.0).step()
+    found = weights_of("run")
+    for name, parameter in module.model.head.named_parameters():
+        torch.testing.assert_close(found[f"lm_head.{name}"], parameter.detach(), rtol=0, atol=2e-6)
+    for name, parameter in module.model.bilm.named_parameters():
+        torch.testing.assert_close(found[name], parameter.detach(), rtol=0, atol=2e-6)
+
+
 def test_recipes_name_what_is_wrong(tmp_path):
     with pytest.raises(ConfigError, match="there is no recipe"):
         Recipe.read(tmp_path / "none.toml")
@@ -104,3 +116,24 @@ def test_recipes_name_what_is_wrong(tmp_path):
     (tmp_path / "odd.toml").write_text("[training]\nstepz = 3\n", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"training\.stepz"):
         Recipe.read(tmp_path / "odd.toml")
+
+
+RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
+
+
+def test_the_recipes_that_are_promised_are_there():
+    assert {"original", "medium", "small", "laptop", "small-en"} <= {path.stem for path in RECIPES}
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_can_be_read_and_built(path):
+    recipe = Recipe.read(path)
+    with torch.device("meta"):
+        build_bilm(recipe.model)
+
+
+@pytest.mark.parametrize(("name", "millions"), [("original", 93.6), ("medium", 28.0), ("small", 13.6)])
+def test_published_networks_have_the_published_number_of_parameters(name, millions):
+    with torch.device("meta"):
+        bilm = build_bilm(Recipe.read(Path(__file__).parents[2] / "recipes" / f"{name}.toml").model)
+    assert round(sum(parameter.numel() for parameter in bilm.parameters()) / 1e6, 1) == millions

@@ -1,0 +1,34 @@
+"""`elmokit convert`."""
+
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from elmokit.cli.main import app
+from elmokit.model.lm_head import LMHead
+from elmokit.text.lexicon import SPECIAL, Lexicon
+from elmokit.weights import load_bilm, load_language_model, save_bilm
+from elmokit.weights.native import save_language_model
+
+
+def convert(*arguments):
+    result = CliRunner().invoke(app, ["convert", *map(str, arguments)])
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def test_a_model_goes_to_hdf5_and_back(tiny_bilm, tmp_path):
+    save_bilm(tiny_bilm, tmp_path / "a")
+    convert(tmp_path / "a", tmp_path / "b" / "weights.hdf5")
+    convert(tmp_path / "b" / "weights.hdf5", tmp_path / "c")
+    found = load_bilm(tmp_path / "c").state_dict()
+    for name, tensor in tiny_bilm.state_dict().items():
+        torch.testing.assert_close(found[name], tensor, atol=1e-7, rtol=0)
+
+
+def test_half_the_size_keeps_softmax_and_words(tiny_bilm, tmp_path):
+    lexicon = Lexicon([*SPECIAL, "word"])
+    save_language_model(tiny_bilm, tmp_path / "a", head=LMHead(4, 8), lexicon=lexicon)
+    convert(tmp_path / "a", tmp_path / "b", "--dtype", "float16")
+    assert {t.dtype for t in load_file(tmp_path / "b" / "model.safetensors").values()} == {torch.float16}
+    assert load_language_model(tmp_path / "b")[2].words == lexicon.words

@@ -1,0 +1,79 @@
+"""Shortcuts of the character CNN: columns that are left out, tokens taken in parts."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elmokit.config import CharCNNConfig
+from elmokit.model import char_cnn
+from elmokit.model.char_cnn import CharCNN
+from elmokit.text.characters import tokens_to_ids
+
+
+def make(filters=((1, 3), (2, 3), (4, 2)), **options):
+    torch.manual_seed(0)
+    cnn = CharCNN(CharCNNConfig(embedding_dim=3, filters=filters, **options), 5).eval().double()
+    for parameter in cnn.parameters():
+        torch.nn.init.normal_(parameter, 0, 0.8)
+    return cnn
+
+
+class Untrimmed(CharCNN):
+    def _trim(self, tokens):
+        return tokens
+
+
+@torch.no_grad()
+@given(st.lists(st.text(max_size=14), min_size=1, max_size=5), st.sampled_from([4, 9, 12, 50]))
+def test_leaving_out_columns_of_padding_is_exact(tokens, width):
+    cnn = make(max_characters_per_token=width)
+    ids = torch.from_numpy(tokens_to_ids(tokens, width)).unsqueeze(0)
+    trimmed = cnn(ids)
+    cnn.__class__ = Untrimmed
+    assert (trimmed - cnn(ids)).abs().max() < 1e-13
+
+
+@torch.no_grad()
+@given(st.lists(st.lists(st.integers(0, 261) | st.just(261), min_size=9, max_size=9), min_size=1, max_size=4))
+def test_leaving_out_columns_is_exact_for_any_ids_at_all(rows):
+    cnn = make(max_characters_per_token=9)
+    ids = torch.tensor([rows])
+    trimmed = cnn(ids)
+    cnn.__class__ = Untrimmed
+    assert (trimmed - cnn(ids)).abs().max() < 1e-13
+
+
+def test_columns_are_left_out_where_tokens_are_short():
+    cnn = make()
+    ids = torch.from_numpy(tokens_to_ids(["ab", "c"], 50))
+    assert cnn._trim(ids).shape == (2, 4 + 4)  # two characters and two markers; the widest filter
+    assert cnn._trim(torch.from_numpy(tokens_to_ids(["x" * 60], 50))).shape == (1, 50)
+    assert cnn._trim(torch.zeros(3, 50, dtype=torch.long)).shape == (3, 4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("at_once", [1, 2, 5, 6])
+def test_tokens_taken_in_parts_give_the_same(at_once, monkeypatch):
+    cnn = make()
+    ids = torch.from_numpy(tokens_to_ids(["a", "longer", "", "x" * 70, "漢字", "."], 50)).view(2, 3, 50)
+    whole = cnn(ids)
+    monkeypatch.setattr(char_cnn, "TOKENS_AT_ONCE", at_once)
+    torch.testing.assert_close(cnn(ids), whole, atol=1e-13, rtol=0)
+
+
+@torch.no_grad()
+def test_a_place_without_a_token_is_zero_and_padding_characters_are_learned():
+    cnn = make()
+    ids = torch.from_numpy(tokens_to_ids(["a", "b"], 50)).unsqueeze(0)
+    ids[0, 1] = 0
+    before = cnn(ids)
+    assert (before[0, 1] == 0).all()
+    assert (before[0, 0] != 0).any()
+    cnn.embedding[260] += 5
+    assert (cnn(ids)[0, 0] != before[0, 0]).any()
+
+
+def test_there_is_no_projection_where_the_filters_have_the_right_sum():
+    assert CharCNN(CharCNNConfig(filters=((1, 2), (2, 3))), 5).projection is None
+    assert CharCNN(CharCNNConfig(filters=((1, 2), (2, 3))), 6).projection is not None
