@@ -88,9 +88,7 @@ def train(
         accelerator=accelerator,
         devices=processes,
         num_nodes=nodes,
-        # Else the gradients are grouped anew after the first step, and three processes or more sum them in another order:
-        # a run that was resumed would differ by rounding.
-        strategy="ddp_find_unused_parameters_true" if processes * nodes > 1 else "auto",
+        strategy=_strategy(processes * nodes),
         precision="bf16-mixed" if training.precision == "bf16" else "32-true",
         max_steps=module.total_steps,
         max_epochs=-1,
@@ -107,7 +105,6 @@ def train(
     )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"lightning\.")  # it speaks to those who call it
-        warnings.filterwarnings("ignore", message="find_unused_parameters=True was specified")
         trainer.fit(module, ckpt_path=latest_checkpoint(checkpoints), weights_only=True)
     if not trainer.is_global_zero:
         return None
@@ -118,3 +115,15 @@ def train(
     if progress.last is None and len(corpus.held_out):  # the run was complete before
         progress.last = perplexity(module.model, corpus, corpus.held_out)
     return progress.last
+
+
+def _strategy(processes: int) -> str:
+    """How processes work together, by Lightning's names.
+
+    DistributedDataParallel groups gradients anew after its first step, unless it is told to look for unused parameters.
+    Three processes or more then sum them in another order, and a run that was resumed would differ by rounding; the
+    search costs little, and a warning that it found none.
+    """
+    if processes == 1:
+        return "auto"
+    return "ddp" if processes == 2 else "ddp_find_unused_parameters_true"

@@ -169,6 +169,18 @@ def test_what_lies_beyond_the_lengths_changes_nothing_and_is_zero_in_every_layer
 
 
 @torch.no_grad()
+def test_an_encoder_by_itself_gives_zeros_beyond_the_lengths_whatever_is_there():
+    encoder = seeded_encoder()
+    mask = torch.tensor([[True] * 4, [True] * 2 + [False] * 2, [False] * 4])
+    x = torch.randn(3, 4, 5)
+    layers, state = encoder(x, mask)
+    clean, clean_state = encoder(x * mask.unsqueeze(-1), mask)
+    assert torch.equal(torch.stack(layers), torch.stack(clean))
+    assert torch.equal(state.cell, clean_state.cell)
+    assert all((layer[~mask] == 0).all() for layer in layers)
+
+
+@torch.no_grad()
 def test_wider_padding_changes_nothing(lively):
     ids, lengths = encode(SENTENCES)
     wider = torch.cat([ids, ids.new_zeros(4, 5, 20)], dim=1)

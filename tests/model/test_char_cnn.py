@@ -74,6 +74,16 @@ def test_a_place_without_a_token_is_zero_and_padding_characters_are_learned():
     assert (cnn(ids)[0, 0] != before[0, 0]).any()
 
 
+@torch.no_grad()
+def test_id_zero_within_a_token_is_a_zero_vector_and_no_learned_one():
+    cnn = make()
+    ids = torch.from_numpy(tokens_to_ids(["abc"], 50)).unsqueeze(0)
+    known = ids.clone()
+    ids[0, 0, 2] = 0
+    cnn.embedding[ord("b")] = 0
+    assert torch.equal(cnn(ids), cnn(known))
+
+
 def test_there_is_no_projection_where_the_filters_have_the_right_sum():
     assert CharCNN(CharCNNConfig(filters=((1, 2), (2, 3))), 5).projection is None
     assert CharCNN(CharCNNConfig(filters=((1, 2), (2, 3))), 6).projection is not None

@@ -52,7 +52,7 @@ def test_a_vocabulary_smaller_than_the_sample_uses_the_full_softmax(run, recipe_
 
 
 def test_steps_follow_from_epochs_and_the_corpus(run, recipe_of, text, capfd):
-    recipe = recipe_of(text, epochs=2)
+    recipe = recipe_of(text, epochs=2, rows=16, window=10)
     run(recipe.model_copy(update={"training": recipe.training.model_copy(update={"steps": None})}))
     lines = [line for line in text.read_text("utf-8").split("\n") if line]
     assert "epoch 2.00" in capfd.readouterr().err
