@@ -3,7 +3,9 @@
 Run with: python examples/polysemy.py [picture.svg]
 """
 
+import re
 import sys
+from pathlib import Path
 
 import numpy as np
 from rich.console import Console
@@ -30,11 +32,6 @@ SENTENCES = {
 }
 
 
-def cosine(a: np.ndarray, b: np.ndarray) -> float:
-    """Cosine of the angle between two vectors."""
-    return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
-
-
 def main() -> None:
     """Print one table a word."""
     embedder = elmokit.load()
@@ -42,17 +39,20 @@ def main() -> None:
     for word, sentences in SENTENCES.items():
         tokens = [sentence.split() for sentence in sentences]
         layers = embedder.embed(tokens, layers="all")  # one (L + 1, T, 2 P) a sentence
-        vectors = [layer[:, row.index(word)] for layer, row in zip(layers, tokens, strict=True)]
+        vectors = np.stack([layer[:, row.index(word)] for layer, row in zip(layers, tokens, strict=True)])
+        vectors /= np.linalg.norm(vectors, axis=-1, keepdims=True)
         table = Table(title=f"cosine similarity of {word!r}, first sentence against the others", title_justify="left")
         for heading in ("sentence", "static", "layer 1", "layer 2"):
             table.add_column(heading)
         table.add_row(f"[bold]{sentences[0]}[/bold]", "", "", "")
-        for sentence, vector in zip(sentences[1:], vectors[1:], strict=True):
+        for sentence, cosines in zip(sentences[1:], (vectors[0] * vectors[1:]).sum(-1), strict=True):
             # Layer 0 sees a token's characters alone: a static vector, blind to the sentence.
-            table.add_row(sentence, *(f"{cosine(vectors[0][k], vector[k]):.2f}" for k in range(3)))
+            table.add_row(sentence, *(f"{cosine:.2f}" for cosine in cosines))
         console.print(table)
     if len(sys.argv) > 1:
-        console.save_svg(sys.argv[1], title="One word, different sentences")
+        picture = console.export_svg(title="One word, different sentences")
+        # Without the fonts that it would fetch from elsewhere.
+        Path(sys.argv[1]).write_text(re.sub(r"@font-face \{.*?\}", "", picture, flags=re.DOTALL), "utf-8")
 
 
 if __name__ == "__main__":

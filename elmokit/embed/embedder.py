@@ -197,9 +197,7 @@ class Embedder:
             row[: len(tokens)] = torch.tensor([types[token] for token in tokens])
         with _evaluating(self.bilm):
             vectors = self.bilm.token_encoder(self._ids(list(types)).to(device))[0]  # (U, P)
-            token_layer = vectors[places.to(device)]
-            inside = torch.arange(places.shape[1], device=device) < lengths.unsqueeze(1)
-            output = self.bilm.contextualize(token_layer * inside.unsqueeze(-1), lengths).layers
+            output = self.bilm.contextualize(vectors[places.to(device)], lengths).layers
         if layers == "mix":
             selected: Sequence[Tensor] = [self.mix.to(device)(output)]
         elif layers == "average":

@@ -141,7 +141,7 @@ class ProjectedLSTM(nn.Module):
             x = dropout(x, self.dropout if self.training else 0.0, generator)
             output, hidden, cell = layer(x, mask, state.hidden[index], state.cell[index])
             if index > 0 and self.config.skip_connections:
-                output = output + x * mask.unsqueeze(-1)
+                output = output + x  # both are zero beyond the lengths
             outputs.append(output)
             hiddens.append(hidden)
             cells.append(cell)
