@@ -14,6 +14,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 demo: $(VENV)/.demo
 	@mkdir -p demo-output
 	$(BIN)/elmokit embed examples/gettysburg.txt --text -o demo-output/gettysburg.h5
+	@echo
+	@echo "One word in different sentences: cosine similarity, 1.00 where two vectors point the same way."
+	@echo "static is layer 0, which sees the letters of the word alone; layers 1 and 2 read the sentence."
 	$(BIN)/python examples/polysemy.py
 
 test: $(VENV)/.dev

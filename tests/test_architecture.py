@@ -23,7 +23,7 @@ OPTIONAL = {
     "spacy": ("text/tokens.py",),
     "jieba": ("text/tokens.py",),
     "pyarrow": ("embed/writers/parquet.py", "train/sources.py"),
-    "lightning": ("train/", "cli/train.py"),
+    "lightning": ("train/", "cli/train.py", "cli/finetune.py"),
     "zstandard": ("text/",),
 }
 LONGEST_FILE, LONGEST_FUNCTION = 400, 80

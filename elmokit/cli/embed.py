@@ -57,9 +57,12 @@ def embed(
         raise typer.BadParameter("standard output has the vectors; give a file with -o", param_hint="--json")
     from elmokit.embed.embedder import DEFAULT_BUDGET, load
     from elmokit.embed.writers import check_suffix
+    from elmokit.errors import InputError
 
     if output != STANDARD_STREAM:
         check_suffix(output)
+        if Path(output).exists() and Path(source).exists() and Path(output).samefile(source):
+            raise InputError(f"{output} is the input itself; name another file for the vectors")
     embedder = load(
         model, device=device, vocabulary=vocabulary, max_tokens_per_batch=max_tokens_per_batch or DEFAULT_BUDGET
     )

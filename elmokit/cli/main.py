@@ -4,6 +4,7 @@ Exit codes: 0; 1 for an error that a user can act on; 2 for wrong usage; 130 aft
 output, all else to standard error. A command's file imports what is heavy inside its function, so that help is instant.
 """
 
+import signal
 import sys
 from importlib.metadata import version
 from typing import Annotated
@@ -11,7 +12,7 @@ from typing import Annotated
 import typer
 
 from elmokit import __version__
-from elmokit.cli import convert, embed, models, perplexity, score, train
+from elmokit.cli import convert, embed, finetune, models, perplexity, score, train
 from elmokit.errors import ElmokitError
 
 app = typer.Typer(
@@ -24,6 +25,7 @@ app = typer.Typer(
 app.command("embed")(embed.embed)
 app.command("convert")(convert.convert)
 app.command("train")(train.train)
+app.command("finetune")(finetune.finetune)
 app.command("perplexity")(perplexity.perplexity)
 app.command("score")(score.score)
 app.add_typer(models.app, name="models")
@@ -47,6 +49,7 @@ def _options(
 
 def main() -> None:
     """Run the command line; the only place that ends the process."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds, so that no half-written file stays
     debug = "--debug" in sys.argv[1:]  # read here, since an error may come before the options are parsed
     try:
         app()

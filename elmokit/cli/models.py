@@ -5,12 +5,14 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="Show the models that came with this installation.")
+app = typer.Typer(help="Show the models that came with this installation.")
 
 
-@app.callback()
-def _group() -> None:
-    """Keeps `list` a command of its own while there is no other."""
+@app.callback(invoke_without_command=True)
+def _group(context: typer.Context) -> None:
+    """Show the models that came with this installation."""
+    if context.invoked_subcommand is None:
+        list_models()
 
 
 @app.command("list")

@@ -98,6 +98,10 @@ class Embedder:
             except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for the device
                 raise ConfigError(f"the device {str(device)!r} cannot be used: {str(error).splitlines()[0]}") from error
 
+    def __getstate__(self) -> dict[str, object]:
+        """Without the tokenisers, which cannot be pickled and are made again when they are needed."""
+        return {**self.__dict__, "_tokenizers": {}}
+
     def embed(
         self, sentences: Iterable[Sequence[str]], layers: Layers = "all", *, pooling: Pooling | None = None
     ) -> list[Vectors]:

@@ -76,7 +76,8 @@ class LSTMLayerFunction(torch.autograd.Function):
         if w_hr is not None and proj_clip is not None:
             inside_hidden = (hiddens[1:].abs() < proj_clip).to(dtype)
         grads = inputs.new_empty(steps, batch, 4, dim)  # before the non-linearities
-        grad_outputs = grad_output.transpose(0, 1).to(dtype).contiguous()  # becomes what reaches the projection
+        # Becomes what reaches the projection, in place: a copy always, since others may read the same gradient.
+        grad_outputs = grad_output.transpose(0, 1).to(dtype, copy=True, memory_format=torch.contiguous_format)
         grad_h, grad_c = grad_hidden.to(dtype), grad_cell
         for t in range(steps - 1, -1, -1):
             grad_h = grad_outputs[t].add_(grad_h)

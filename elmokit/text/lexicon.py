@@ -61,10 +61,13 @@ class Lexicon:
         Raises:
             InputError: not UTF-8 (the line is named), or no vocabulary.
         """
+        lines = path.read_bytes().removesuffix(b"\n").split(b"\n")
+        if all(line.endswith(b"\r") for line in lines):  # of some only, it belongs to the words
+            lines = [line[:-1] for line in lines]
         words = []
-        for number, line in enumerate(path.read_bytes().removesuffix(b"\n").split(b"\n"), start=1):
+        for number, line in enumerate(lines, start=1):
             try:
-                words.append(line.decode("utf-8", "surrogatepass").removesuffix("\r"))
+                words.append(line.decode("utf-8", "surrogatepass"))
             except UnicodeDecodeError as error:
                 raise InputError(f"{path}, line {number}: byte {error.start} is not UTF-8") from error
         return cls(words)

@@ -67,7 +67,7 @@ class Checkpoints(Callback):
         late = time.monotonic() - self.saved_at >= 60 * self.minutes
         due, stopped_by = over_processes(trainer, "max", late, module.stopped_by)
         module.stopped_by = int(stopped_by)
-        trainer.should_stop = bool(stopped_by)
+        trainer.should_stop = trainer.should_stop or bool(stopped_by)
         if due or trainer.should_stop or trainer.global_step >= module.total_steps:
             self.save(trainer)
 

@@ -59,6 +59,8 @@ class Corpus:
         types: all tokens that occur, by id.
         characters: (types, C) int16 character ids, memory-mapped.
         weights: of each source.
+        type_words: (types,) word id of each type for a softmax that has its words in another order; None where a
+            type's id is its word id.
     """
 
     train: Sentences
@@ -66,14 +68,20 @@ class Corpus:
     types: tuple[str, ...]
     characters: npt.NDArray[np.int16]
     weights: tuple[float, ...]
+    type_words: npt.NDArray[np.int64] | None = None
 
     def lexicon(self, size: int) -> Lexicon:
         """The most frequent words as a vocabulary of at most `size`, special words included."""
         return Lexicon(self.types[:size])
 
+    def targets(self, types: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Type ids to word ids of a vocabulary of any size."""
+        return types if self.type_words is None else self.type_words[types]
+
     def words(self, types: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.int64]:
         """Type ids to word ids of a vocabulary of this size."""
-        return np.where(types < size, types, UNKNOWN_TYPE)
+        words = self.targets(types)
+        return np.where(words < size, words, UNKNOWN_TYPE)
 
 
 def prepare(

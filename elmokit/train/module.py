@@ -13,7 +13,7 @@ from typing import Any
 import lightning
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from elmokit.errors import TrainingError
@@ -43,21 +43,22 @@ class BatchesFrom(IterableDataset[tuple[int, Batch]]):
 class BiLMTraining(lightning.LightningModule):
     """Pretraining of one biLM."""
 
-    def __init__(self, recipe: Recipe, corpus: Corpus) -> None:
+    def __init__(self, recipe: Recipe, corpus: Corpus, *, model: LanguageModel | None = None) -> None:
         """Args:
         recipe: what to train and how.
         corpus: prepared from the recipe's files.
+        model: what to go on with; None for a new one of the recipe's shape.
         """
         super().__init__()
         self.recipe, self.corpus = recipe, corpus
         training = recipe.training
         torch.manual_seed(training.seed)
-        self.num_words = min(recipe.corpus.vocabulary_size, len(corpus.types))
-        self.model = LanguageModel(
+        self.model = model or LanguageModel(
             build_bilm(recipe.model, dropout=training.dropout),
-            LMHead(self.num_words, recipe.model.encoder.projection_dim),
+            LMHead(min(recipe.corpus.vocabulary_size, len(corpus.types)), recipe.model.encoder.projection_dim),
             dropout=training.dropout,
         )
+        self.num_words = self.model.head.num_words
         self.sampler = (
             LogUniformSampler(self.num_words, training.num_samples, seed=training.seed)
             if training.num_samples < self.num_words
@@ -126,13 +127,20 @@ class BiLMTraining(lightning.LightningModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """The recipe's optimiser."""
         training = self.recipe.training
-        parameters = [p for p in self.model.parameters() if p.requires_grad]
         if training.optimizer == "adagrad":
-            return torch.optim.Adagrad(parameters, training.learning_rate, initial_accumulator_value=1.0)
-        matrices = [p for p in parameters if p.dim() > 1]
-        rest = [p for p in parameters if p.dim() <= 1]
-        groups = [{"params": matrices, "weight_decay": training.weight_decay}, {"params": rest, "weight_decay": 0.0}]
+            alike = [{"params": parameters} for parameters in self.blocks()]
+            return torch.optim.Adagrad(alike, training.learning_rate, initial_accumulator_value=1.0)
+        groups = []
+        for parameters in self.blocks():
+            matrices = [p for p in parameters if p.dim() > 1]
+            rest = [p for p in parameters if p.dim() <= 1]
+            groups += [{"params": matrices, "weight_decay": training.weight_decay}]
+            groups += [{"params": rest, "weight_decay": 0.0}]
         return torch.optim.AdamW(groups, training.learning_rate, betas=(0.9, 0.98))
+
+    def blocks(self) -> list[list[nn.Parameter]]:
+        """Parameters that learn alike: here all of them."""
+        return [list(self.model.parameters())]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the carried state of all rows and what the run is; runs on every process."""

@@ -57,7 +57,7 @@ class LanguageModel(nn.Module):
         vectors = self.bilm.token_encoder(batch.characters.unsqueeze(1)).squeeze(1)  # (U, P)
         bilm, head = self.bilm, self.head
         softmax: list[Tensor] = list(head.parameters())
-        targets = [self._words(batch.forward_targets), self._words(batch.backward_targets)]
+        targets = [self._cut(batch.forward_targets), self._cut(batch.backward_targets)]
         if candidates:
             # Apart from these rows the softmax takes no part: its gradient, as large as itself, is made once this way.
             parts = [*targets, candidates.words]
@@ -87,9 +87,9 @@ class LanguageModel(nn.Module):
         (forward, backward), states = losses(functions, vectors, shared)
         return forward, backward, BiLMState(*states)
 
-    def _words(self, types: Tensor) -> Tensor:
-        """Type ids (B, T) to the words of the softmax (B T,)."""
-        return torch.where(types < self.head.num_words, types, UNKNOWN_TYPE).flatten()
+    def _cut(self, words: Tensor) -> Tensor:
+        """Words of a vocabulary of any size (B, T) to those of the softmax (B T,)."""
+        return torch.where(words < self.head.num_words, words, UNKNOWN_TYPE).flatten()
 
 
 class _Rows(LMHead):
@@ -186,6 +186,7 @@ def perplexity(model: LanguageModel, corpus: Corpus, sentences: Sentences) -> Pe
     model.eval()
     device = next(model.parameters()).device
     found = Perplexity()
+    unknown = int(corpus.words(np.array([UNKNOWN_TYPE]), model.head.num_words)[0])
     for types, lengths in _batches(sentences):
         distinct, places = np.unique(types, return_inverse=True)
         ids = torch.from_numpy(corpus.characters[distinct].astype(np.int64)).to(device)
@@ -193,7 +194,7 @@ def perplexity(model: LanguageModel, corpus: Corpus, sentences: Sentences) -> Pe
         token_layer = nn.functional.embedding(torch.from_numpy(places.reshape(types.shape)).to(device), vectors)
         output = model.bilm.contextualize(token_layer, lengths.to(device))
         words = torch.from_numpy(corpus.words(types, model.head.num_words)).to(device)
-        found += score_batch(model.head, output, words, unknown=UNKNOWN_TYPE)
+        found += score_batch(model.head, output, words, unknown=unknown)
     model.train(was_training)
     return found
 

@@ -98,6 +98,7 @@ class Report(Callback):
         """Measure held-out perplexity, each process on its share of the sentences; given up when the run is to stop."""
         held_out = module.corpus.held_out
         if not len(held_out):
+            self.say(trainer, "no held-out perplexity: nothing was held out (see held_out in the recipe)")
             return
         found = Perplexity()
         first, stride = trainer.global_rank * SENTENCES_AT_ONCE, trainer.world_size * SENTENCES_AT_ONCE

@@ -73,17 +73,56 @@ def train(
         TrainingError: the run cannot start, cannot go on with this recipe, or its loss is not finite.
         StoppedError: SIGINT or SIGTERM came; the run is saved.
     """
+    corpus = prepare(recipe.corpus, recipe.model, root=root, cache=cache, report=report)
+    module = BiLMTraining(recipe, corpus)
+    progress = Report(folder)
+    if not fit(
+        module, folder, progress=progress, accelerator=accelerator, processes=processes, nodes=nodes, threads=threads
+    ):
+        return None
+    lexicon = corpus.lexicon(module.num_words)
+    save_language_model(module.model.bilm, folder / "model", head=module.model.head, lexicon=lexicon)
+    if progress.last is None and len(corpus.held_out):  # the run was complete before
+        progress.last = perplexity(module.model, corpus, corpus.held_out)
+    return progress.last
+
+
+def fit(
+    module: BiLMTraining,
+    folder: Path,
+    *,
+    progress: Report,
+    accelerator: Literal["auto", "cpu", "gpu"] = "auto",
+    processes: int = 1,
+    nodes: int = 1,
+    threads: int | None = None,
+) -> bool:
+    """Make the steps of a module that are not behind it, from the last checkpoint in the folder.
+
+    Args:
+        module: what to run.
+        folder: of the run; made where it is missing.
+        progress: tells and measures.
+        accelerator: as in `train`, like all that follows.
+        processes: on each machine.
+        nodes: machines.
+        threads: of each process.
+
+    Returns:
+        whether this is the first process, which is the one to save the model.
+
+    Raises:
+        TrainingError: the run cannot go on with this module, or its loss is not finite.
+        StoppedError: SIGINT or SIGTERM came; the run is saved.
+    """
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)  # their news is not about this run
     folder.mkdir(parents=True, exist_ok=True)
     if threads:
         torch.set_num_threads(threads)
         os.environ["OMP_NUM_THREADS"] = str(threads)  # or Lightning sets another number in each of several processes
-    corpus = prepare(recipe.corpus, recipe.model, root=root, cache=cache, report=report)
-    module = BiLMTraining(recipe, corpus)
-    progress = Report(folder)
     checkpoints = folder / "checkpoints"
-    training = recipe.training
+    training = module.recipe.training
     trainer = lightning.Trainer(
         accelerator=accelerator,
         devices=processes,
@@ -106,15 +145,10 @@ def train(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"lightning\.")  # it speaks to those who call it
         trainer.fit(module, ckpt_path=latest_checkpoint(checkpoints), weights_only=True)
-    if not trainer.is_global_zero:
-        return None
-    if module.stopped_by:
+    if trainer.is_global_zero and module.stopped_by:
         raise StoppedError(module.stopped_by, trainer.global_step)
-    lexicon = corpus.lexicon(module.num_words)
-    save_language_model(module.model.bilm, folder / "model", head=module.model.head, lexicon=lexicon)
-    if progress.last is None and len(corpus.held_out):  # the run was complete before
-        progress.last = perplexity(module.model, corpus, corpus.held_out)
-    return progress.last
+    first: bool = trainer.is_global_zero
+    return first
 
 
 def _strategy(processes: int) -> str:

@@ -24,9 +24,9 @@ class Batch(NamedTuple):
     Attributes:
         characters: (U, C) character ids of the distinct types of this batch.
         forward: (B, T) row of `characters` for each token of the forward stream.
-        forward_targets: (B, T) type id of the token that comes next.
+        forward_targets: (B, T) word id of the token that comes next, in a vocabulary of any size.
         backward: (B, T) the same for the backward stream.
-        backward_targets: (B, T) type id of the token that came before.
+        backward_targets: (B, T) the same of the token that came before.
     """
 
     characters: Tensor
@@ -81,7 +81,8 @@ class Stream:
         types, places = np.unique(inputs, return_inverse=True)
         places = places.reshape(inputs.shape)
         characters = self.corpus.characters[types].astype(np.int64)
-        arrays = characters, places[0], forward[:, 1:], places[1], backward[:, 1:]
+        targets = self.corpus.targets(forward[:, 1:]), self.corpus.targets(backward[:, 1:])
+        arrays = characters, places[0], targets[0], places[1], targets[1]
         return Batch(*(torch.from_numpy(np.ascontiguousarray(array)) for array in arrays))
 
     def _types(self, positions: Ids) -> tuple[Ids, Ids]:

@@ -8,18 +8,19 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatch
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
-from elmokit.errors import InputError, WeightsError
+from elmokit.errors import ConfigError, InputError, WeightsError
 from elmokit.model.bilm import BiLM
 from elmokit.model.lm_head import LMHead
 from elmokit.text.lexicon import Lexicon
 from elmokit.weights import hdf5, native
-from elmokit.weights.download import cached_path
-from elmokit.weights.files import HDF5, JSON, SAFETENSORS, ZIP, check_expansion, describe, reading
+from elmokit.weights.download import cached_path, forget
+from elmokit.weights.files import HDF5, JSON, SAFETENSORS, UNKNOWN, ZIP, check_expansion, describe, reading
 
 __all__ = ["available_models", "convert", "load_bilm", "load_language_model", "save_bilm"]
 
@@ -32,6 +33,12 @@ class _Layout(Protocol):
 
 
 _LAYOUTS: tuple[_Layout, ...] = (native, hdf5)
+# Formats that are known by sight alone.
+_FOREIGN = {
+    "encoder.pkl": "an ELMoForManyLangs model",
+    "*.ckpt*.index": "a TensorFlow training checkpoint of bilm-tf",
+    "weights.th": "an AllenNLP task archive",
+}
 
 
 def available_models() -> list[str]:
@@ -56,11 +63,26 @@ def load_bilm(name_or_path: str | Path | tuple[str | Path, str | Path]) -> BiLM:
         WeightsError: there is no such model, or its files are damaged, swapped, unknown or do not belong together.
         DownloadError: an address could not be fetched.
     """
-    if isinstance(name_or_path, tuple):
-        options, weights = (cached_path(part) for part in name_or_path)
-        return _load_pair(options, weights)
-    with _resolved(name_or_path) as path:
-        return _load_directory(path) if path.is_dir() else _load_file(path)
+    parts = name_or_path if isinstance(name_or_path, tuple) else (name_or_path,)
+    if len(parts) != 1 + isinstance(name_or_path, tuple) or not all(
+        isinstance(part, (str, Path)) and str(part) for part in parts
+    ):
+        raise InputError(f"{name_or_path!r} is no model; expected a name, a path, or a pair (options, weights)")
+    try:
+        if len(parts) == 2:
+            return _load_pair(*(cached_path(part) for part in parts))
+        with _resolved(parts[0]) as path:
+            return _load_directory(path) if path.is_dir() else _load_file(path)
+    except (WeightsError, ConfigError) as error:
+        # A page where a model was to be, such as a login, would otherwise stay in the cache for good.
+        pages = [part for part in parts if "://" in str(part) and describe(cached_path(part)) == UNKNOWN]
+        if not pages:
+            raise
+        for page in pages:
+            forget(page)
+        raise type(error)(
+            f"{error}; it came from {' and '.join(map(str, pages))}, call again to fetch it anew"
+        ) from error
 
 
 def load_language_model(name_or_path: str | Path) -> tuple[BiLM, LMHead, Lexicon]:
@@ -191,6 +213,9 @@ def _load_directory(folder: Path) -> BiLM:
         found = layout.find(folder)
         if found is not None:
             return layout.read(*found)
+    for sign, kind in _FOREIGN.items():
+        if any(fnmatch(name, sign) for name in names):
+            raise WeightsError(f"{folder} holds {kind} ({sign}), a format that this version does not read")
     listed = ", ".join(names[:20]) + (" ..." if len(names) > 20 else "")
     raise WeightsError(
         f"{folder} holds no model that is known here, but: {listed or 'nothing'}; expected "
@@ -206,7 +231,10 @@ def _load_zip(path: Path) -> BiLM:
             _check_members(archive, path)
             archive.extractall(folder)
         inside = [item for item in folder.iterdir() if item.name != "__MACOSX"]
-        return _load_directory(inside[0] if len(inside) == 1 and inside[0].is_dir() else folder)
+        try:
+            return _load_directory(inside[0] if len(inside) == 1 and inside[0].is_dir() else folder)
+        except (WeightsError, ConfigError) as error:  # the folder is gone when this is read
+            raise type(error)(str(error).replace(str(folder), str(path))) from error
 
 
 def _check_members(archive: zipfile.ZipFile, path: Path) -> None:

@@ -66,6 +66,14 @@ def cached_path(url_or_path: str | Path, *, sha256: str | None = None) -> Path:
     return target
 
 
+def forget(url_or_path: str | Path) -> bool:
+    """Take the file of an address out of the cache; false for a path."""
+    if isinstance(url_or_path, Path) or "://" not in url_or_path:
+        return False
+    (cache_folder() / _name_in_cache(url_or_path)).unlink(missing_ok=True)
+    return True
+
+
 def cache_folder() -> Path:
     """Where downloads are kept: `ELMOKIT_CACHE`, or the platform's usual place."""
     named = os.environ.get("ELMOKIT_CACHE")

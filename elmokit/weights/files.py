@@ -25,6 +25,7 @@ HDF5 = "an HDF5 file"
 SAFETENSORS = "a safetensors file"
 ZIP = "a zip archive"
 JSON = "JSON text"
+UNKNOWN = "a file of unknown format"
 
 
 def describe(path: Path) -> str:
@@ -47,7 +48,7 @@ def describe(path: Path) -> str:
         return SAFETENSORS
     if start.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{"):
         return JSON
-    return "a file of unknown format"
+    return UNKNOWN
 
 
 @contextmanager

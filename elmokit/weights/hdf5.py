@@ -222,9 +222,14 @@ def write(bilm: BiLM, weights: Path, *, options_file: Path) -> None:
     """Save a biLM; both files appear whole, or neither. Arguments as in `read`.
 
     Raises:
-        WeightsError: a weight is not finite, or a file cannot be written.
+        WeightsError: a weight is not finite, a file cannot be written, or options of other weights are in the way.
     """
     options = _Options.of(bilm.config)
+    if options_file.exists() and not weights.exists():
+        raise WeightsError(
+            f"{options_file} is there and belongs to other weights than {weights.name}, which are new; "
+            "save into another folder, or name another options file"
+        )
     # No `char_cnn` means a word-level model to bilm-tf, but AllenNLP wants the clips to be there, if only as null.
     absent = {name for name, value in options if value is None}
     with replacing(options_file) as new_options, replacing(weights) as new_weights:

@@ -1,10 +1,12 @@
 """`elmokit convert`."""
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from elmokit.cli.main import app
+from elmokit.errors import InputError, WeightsError
 from elmokit.model.lm_head import LMHead
 from elmokit.text.lexicon import SPECIAL, Lexicon
 from elmokit.weights import load_bilm, load_language_model, save_bilm
@@ -24,6 +26,22 @@ def test_a_model_goes_to_hdf5_and_back(tiny_bilm, tmp_path):
     found = load_bilm(tmp_path / "c").state_dict()
     for name, tensor in tiny_bilm.state_dict().items():
         torch.testing.assert_close(found[name], tensor, atol=1e-7, rtol=0)
+
+
+def test_what_is_there_is_not_written_over(tiny_bilm, tmp_path):
+    save_bilm(tiny_bilm, tmp_path / "a")
+    before = (tmp_path / "a" / "model.safetensors").read_bytes()
+    result = CliRunner().invoke(app, ["convert", str(tmp_path / "a"), str(tmp_path / "a")])
+    assert isinstance(result.exception, InputError)
+    assert (tmp_path / "a" / "model.safetensors").read_bytes() == before
+
+
+def test_options_of_other_weights_are_not_written_over(tiny_bilm, tmp_path):
+    save_bilm(tiny_bilm, tmp_path / "a.hdf5")
+    save_bilm(tiny_bilm, tmp_path / "a.hdf5")
+    with pytest.raises(WeightsError, match=r"belongs to other weights than b\.hdf5"):
+        save_bilm(tiny_bilm, tmp_path / "b.hdf5")
+    save_bilm(tiny_bilm, tmp_path / "b.hdf5", options_file=tmp_path / "b.json")
 
 
 def test_half_the_size_keeps_softmax_and_words(tiny_bilm, tmp_path):

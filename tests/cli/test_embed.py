@@ -108,7 +108,18 @@ def test_a_bad_byte_names_file_and_line_and_leaves_no_output(elmokit, tiny_model
     assert [path.name for path in tmp_path.iterdir()] == ["bad.txt"]
 
 
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
+def test_the_input_is_not_written_over(elmokit, tiny_model, tmp_path):
+    source = tmp_path / "text.jsonl"
+    source.write_bytes(b"one two\n")
+    (tmp_path / "link.jsonl").symlink_to(source)
+    for output in (source, tmp_path / "link.jsonl"):
+        done = elmokit("embed", source, "-o", output, "--model", tiny_model)
+        assert done.returncode == 1
+        assert b"is the input itself" in done.stderr
+        assert source.read_bytes() == b"one two\n"
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_run_leaves_what_was_there_before(command, tiny_model, tmp_path, stop):
     output = tmp_path / "out.jsonl"
     output.write_text("what was there before\n")
@@ -128,10 +139,11 @@ def test_an_interrupted_run_leaves_what_was_there_before(command, tiny_model, tm
         assert time.monotonic() < deadline, "nothing was written"
         time.sleep(0.05)
     process.send_signal(stop)
-    assert process.wait(100) == (130 if stop == signal.SIGINT else -stop)
+    expected = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -signal.SIGKILL}
+    assert process.wait(100) == expected[stop]
     assert b"Traceback" not in process.stderr.read()
     assert output.read_text() == "what was there before\n"
-    if stop == signal.SIGINT:
+    if stop != signal.SIGKILL:
         assert list(tmp_path.iterdir()) == [output]
 
 

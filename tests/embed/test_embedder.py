@@ -1,6 +1,7 @@
 """Sentences in, arrays out: shapes, independence of neighbours and of history, layers by name, and clear refusals."""
 
 import itertools
+import pickle
 from dataclasses import dataclass
 
 import numpy as np
@@ -302,3 +303,10 @@ def test_load_without_a_name_gives_the_built_in_model():
         pytest.skip(f"the model {DEFAULT_MODEL} is not in this installation")
     (vectors,) = load().embed([A])
     assert vectors.shape[1] == len(A)
+
+
+def test_an_embedder_can_be_pickled_after_it_has_split_raw_text(tiny_bilm):
+    embedder = Embedder(tiny_bilm)
+    (before,) = embedder.embed_text("It is here.")
+    (after,) = pickle.loads(pickle.dumps(embedder)).embed_text("It is here.")
+    assert np.array_equal(before.vectors, after.vectors)

@@ -68,3 +68,21 @@ def test_rows_with_padding_take_the_plain_loop_and_train_too():
     outputs.sum().backward()
     assert all(p.grad is not None and p.grad.abs().max() > 0 for p in layer.parameters())
     assert (outputs[~mask] == 0).all()
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_gradient_that_others_read_too_is_left_as_it_is(rows):
+    torch.manual_seed(3)
+    stack = ProjectedLSTM(EncoderConfig(projection_dim=6, cell_dim=9, num_layers=3)).double()
+    x = torch.randn(rows, 5, 6).double().requires_grad_()
+    mask = torch.ones(rows, 5, dtype=torch.bool)
+    wanted = [x, *stack.parameters()]
+    layers, _ = stack(x, mask)
+    # A skip connection hands the same gradient to the layer and around it, here laid out as the layer itself does.
+    found = torch.autograd.grad((layers[-1] ** 2).sum(), wanted)
+    plain = x
+    for index, layer in enumerate(stack.layers):
+        output, _, _ = layer.plain(plain, mask, x.new_zeros(rows, 6), x.new_zeros(rows, 9))
+        plain = output + plain if index else output
+    for a, b in zip(found, torch.autograd.grad((plain**2).sum(), wanted), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-10, rtol=0)

@@ -33,3 +33,9 @@ def test_missing_special_words_and_repeated_words_are_named():
         Lexicon(["<S>", "</S>", "the"])
     with pytest.raises(InputError, match="'the' is in the vocabulary twice"):
         Lexicon([*WORDS, "the"])
+
+
+def test_a_word_that_ends_in_a_carriage_return_comes_back_beside_the_one_without(tmp_path):
+    words = (*WORDS[:3], "a", "a\r", "\r")
+    Lexicon(words).write(tmp_path / "vocab.txt")
+    assert Lexicon.read(tmp_path / "vocab.txt").words == words

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from elmokit.errors import DownloadError
+from elmokit.errors import DownloadError, WeightsError
 from elmokit.weights import load_bilm, save_bilm
 from elmokit.weights.download import cached_path
 
@@ -244,3 +244,15 @@ def test_models_load_from_addresses(server, make_bilm, assert_same, tmp_path):
     for path in (tmp_path / "m").iterdir():
         server.files[f"/{path.name}"] = path.read_bytes()
     assert_same(load_bilm((server.url("/options.json"), server.url("/weights.hdf5"))), make_bilm())
+
+
+def test_a_page_in_place_of_a_model_does_not_stay_in_the_cache(server, make_bilm, tmp_path):
+    save_bilm(make_bilm(), tmp_path / "weights.hdf5")
+    names = {"/m/options.json": "options.json", "/m/weights.hdf5": "weights.hdf5"}
+    server.files = dict.fromkeys(names, b"<html>please log in</html>")
+    pair = tuple(server.url(path) for path in names)
+    with pytest.raises(WeightsError, match="call again to fetch it anew"):
+        load_bilm(pair)
+    server.files = {path: (tmp_path / name).read_bytes() for path, name in names.items()}
+    server.mark = '"v2"'
+    assert load_bilm(pair).config == make_bilm().config

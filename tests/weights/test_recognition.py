@@ -5,7 +5,7 @@ from importlib import resources
 
 import pytest
 
-from elmokit.errors import ElmokitError, WeightsError
+from elmokit.errors import ElmokitError, InputError, WeightsError
 from elmokit.weights import available_models, load_bilm, save_bilm
 
 
@@ -151,9 +151,9 @@ def test_truncated_files_are_refused(share, hdf5_folder, native_folder):
 def test_a_directory_of_unknown_contents_is_listed(tmp_path):
     with pytest.raises(WeightsError, match="nothing"):
         load_bilm(tmp_path)
-    for name in ("char.dic", "encoder.pkl", "config.json"):
+    for name in ("char.dic", "encoder.bin", "config.json"):
         (tmp_path / name).write_bytes(b"")
-    with pytest.raises(WeightsError, match=r"char\.dic, config\.json, encoder\.pkl; expected config\.json and model"):
+    with pytest.raises(WeightsError, match=r"char\.dic, config\.json, encoder\.bin; expected config\.json and model"):
         load_bilm(tmp_path)
 
 
@@ -199,3 +199,29 @@ def test_every_model_in_the_box_is_listed_and_loads():
     for name in available_models():
         assert load_bilm(name).config.language
         assert (assets / name / "README.md").is_file()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("encoder.pkl", "ELMoForManyLangs"),
+        ("model.ckpt-935588.index", "TensorFlow training checkpoint"),
+        ("weights.th", "AllenNLP task archive"),
+    ],
+)
+def test_a_format_that_is_not_read_is_named_and_so_is_the_archive_that_holds_it(name, kind, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / name).write_bytes(b"something")
+    pack(tmp_path / "model.zip", {name: b"something"})
+    for path in (tmp_path / "model", tmp_path / "model.zip"):
+        with pytest.raises(WeightsError, match=kind) as raised:
+            load_bilm(path)
+        assert str(raised.value).startswith(f"{path} holds")
+
+
+@pytest.mark.parametrize(
+    "wrong", [5, None, "", [], ("a",), ("a", "b", "c"), ("a", 5), ["options.json", "weights.hdf5"]]
+)
+def test_what_is_no_name_path_or_pair_is_refused(wrong):
+    with pytest.raises(InputError, match="expected a name, a path, or a pair"):
+        load_bilm(wrong)

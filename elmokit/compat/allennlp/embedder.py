@@ -109,7 +109,7 @@ class ElmoEmbedder:
         if not any(sentences):
             config = self.elmo.bilm.config
             return [np.empty((config.num_layers, 0, config.output_dim), np.float32) for _ in sentences]
-        layers = self.batch_to_embeddings(sentences)[0].cpu().numpy()
+        layers = self.batch_to_embeddings(sentences)[0].float().cpu().numpy()
         # Copies, for a view would keep the whole batch alive.
         return [x[:, : len(sentence)].copy() for x, sentence in zip(layers, sentences, strict=True)]
 
