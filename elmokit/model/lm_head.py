@@ -116,6 +116,14 @@ class AdaptiveHead(nn.Module):
         return 0.0 * sum(p.flatten()[0] for p in self.softmax.tail.parameters()) - output
 
 
+Softmax = LMHead | AdaptiveHead
+
+
+def build_softmax(num_words: int, dim: int, *, adaptive: bool = False) -> Softmax:
+    """A softmax over this many words; an adaptive one only where there are enough of them to be worth clusters."""
+    return AdaptiveHead(num_words, dim) if adaptive and num_words > AdaptiveHead.SHORTLIST else LMHead(num_words, dim)
+
+
 class LogUniformSampler:
     """Draws S distinct words by the law P(k) = log((k + 2) / (k + 1)) / log(V + 1).
 

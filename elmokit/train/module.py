@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from elmokit.errors import TrainingError
 from elmokit.model.build import build_bilm
-from elmokit.model.lm_head import Candidates, LMHead, LogUniformSampler
+from elmokit.model.lm_head import Candidates, LMHead, LogUniformSampler, build_softmax
 from elmokit.model.outputs import BiLMState, LSTMState
 from elmokit.train.corpus import Corpus
 from elmokit.train.objective import LanguageModel
@@ -26,7 +26,7 @@ from elmokit.train.recipe import Recipe, TrainingRecipe
 from elmokit.train.stream import Batch, Stream
 
 # Fields of `training` that a run cannot change on the way: the place in the data and the optimiser's state need them.
-FIXED = {"rows", "window", "accumulate", "seed", "optimizer", "weight_decay"}
+FIXED = {"rows", "window", "accumulate", "seed", "optimizer", "weight_decay", "softmax"}
 
 
 class BatchesFrom(IterableDataset[tuple[int, Batch]]):
@@ -55,13 +55,19 @@ class BiLMTraining(lightning.LightningModule):
         torch.manual_seed(training.seed)
         self.model = model or LanguageModel(
             build_bilm(recipe.model, dropout=training.dropout),
-            LMHead(min(recipe.corpus.vocabulary_size, len(corpus.types)), recipe.model.encoder.projection_dim),
+            build_softmax(
+                min(recipe.corpus.vocabulary_size, len(corpus.types)),
+                recipe.model.encoder.projection_dim,
+                adaptive=training.softmax == "adaptive",
+            ),
             dropout=training.dropout,
         )
         self.num_words = self.model.head.num_words
         self.sampler = (
             LogUniformSampler(self.num_words, training.num_samples, seed=training.seed)
-            if training.num_samples < self.num_words
+            if training.softmax == "sampled"
+            and isinstance(self.model.head, LMHead)
+            and training.num_samples < self.num_words
             else None
         )
         self.losses = torch.zeros(2)  # summed since the last report: forward, backward

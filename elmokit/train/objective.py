@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from elmokit.model.bilm import BiLM
-from elmokit.model.lm_head import Candidates, LMHead
+from elmokit.model.lm_head import Candidates, LMHead, Softmax
 from elmokit.model.lstm import dropout
 from elmokit.model.outputs import BiLMOutput, BiLMState, LSTMState
 from elmokit.train.concurrent import losses
@@ -29,7 +29,7 @@ SOFTMAX_NUMBERS = 2**24  # log-probabilities that are held in memory at once, 64
 class LanguageModel(nn.Module):
     """A biLM with the softmax that trains it."""
 
-    def __init__(self, bilm: BiLM, head: LMHead, *, dropout: float = 0.0) -> None:
+    def __init__(self, bilm: BiLM, head: Softmax, *, dropout: float = 0.0) -> None:
         """Args:
         bilm: the network.
         head: the shared softmax.
@@ -59,6 +59,7 @@ class LanguageModel(nn.Module):
         softmax: list[Tensor] = list(head.parameters())
         targets = [self._cut(batch.forward_targets), self._cut(batch.backward_targets)]
         if candidates:
+            assert isinstance(head, LMHead)
             # Apart from these rows the softmax takes no part: its gradient, as large as itself, is made once this way.
             parts = [*targets, candidates.words]
             rows, places = torch.cat(parts).unique(return_inverse=True)
@@ -145,14 +146,14 @@ def _perplexity(loss: float, tokens: int) -> float:
     return math.exp(loss / tokens) if loss / tokens < 700 else math.inf
 
 
-def full_losses(head: LMHead, hidden: Tensor, targets: Tensor) -> Tensor:
+def full_losses(head: Softmax, hidden: Tensor, targets: Tensor) -> Tensor:
     """Negative log-probability of each target by the full softmax, some rows at a time: (N, P), (N,) to (N,)."""
     rows = max(1, SOFTMAX_NUMBERS // head.num_words)
     return torch.cat([head.full_loss(h, t) for h, t in zip(hidden.split(rows), targets.split(rows), strict=True)])
 
 
 @torch.no_grad()
-def score_batch(head: LMHead, output: BiLMOutput, words: Tensor, *, unknown: int) -> Perplexity:
+def score_batch(head: Softmax, output: BiLMOutput, words: Tensor, *, unknown: int) -> Perplexity:
     """The sums over one batch.
 
     Args:

@@ -68,7 +68,8 @@ class TrainingRecipe(_Part):
         rows: contiguous streams that are read side by side (B).
         window: tokens of each stream in one step (T); gradients stop there, the state is carried on.
         accumulate: windows that a row reads for one step of the optimiser; their gradients are averaged.
-        num_samples: negatives of the sampled softmax (S).
+        softmax: `sampled` for large vocabularies; `adaptive` is exact, with a narrower part for rarer words; `full`.
+        num_samples: negatives of the sampled softmax (S); with fewer words than that, it is full.
         optimizer: `adamw`, or bilm-tf's `adagrad`, for which the loss is summed over the window, as there.
         learning_rate: its peak.
         warmup_steps: linear rise at the start.
@@ -89,6 +90,7 @@ class TrainingRecipe(_Part):
     rows: PositiveCount = 128
     window: PositiveCount = 20
     accumulate: PositiveCount = 1
+    softmax: Literal["sampled", "adaptive", "full"] = "sampled"
     num_samples: PositiveCount = 8192
     optimizer: Literal["adamw", "adagrad"] = "adamw"
     learning_rate: PositiveFloat = 2e-3

@@ -13,6 +13,7 @@ import lightning
 from lightning.pytorch.callbacks import Callback
 from rich.console import Console
 
+from elmokit.model.lm_head import AdaptiveHead
 from elmokit.train.checkpoints import over_processes
 from elmokit.train.module import BiLMTraining
 from elmokit.train.objective import Perplexity, perplexity
@@ -38,12 +39,14 @@ class Report(Callback):
         if trainer.is_global_zero:
             forget_after(self.metrics, trainer.global_step)
         self.begin(trainer, module)
+        exact = "adaptive" if isinstance(module.model.head, AdaptiveHead) else "full"
+        kind = "sampled" if module.sampler else exact
         self.say(
             trainer,
             f"{module.total_steps:,} steps of {module.tokens_per_step:,} tokens, "
             f"{module.steps_per_epoch:,.0f} an epoch of {module.stream.tokens_per_epoch:,} tokens; "
             f"{module.num_words:,} words to predict; "
-            f"softmax: {'sampled' if module.sampler else 'full'}; starting at step {trainer.global_step:,}",
+            f"softmax: {kind}; starting at step {trainer.global_step:,}",
         )
 
     def begin(self, trainer: lightning.Trainer, module: BiLMTraining) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from elmokit.config import CharCNNConfig
 from elmokit.errors import InputError
 from elmokit.model.bilm import BiLM
-from elmokit.model.lm_head import LMHead
+from elmokit.model.lm_head import Softmax
 from elmokit.model.outputs import BiLMOutput
 from elmokit.text.batching import batches_by_tokens, in_order
 from elmokit.text.characters import SENTENCE_END, SENTENCE_START, check_tokens, tokens_to_ids
@@ -115,7 +115,7 @@ class FilledSentence:
 class Scorer:
     """A language model made ready for questions."""
 
-    def __init__(self, bilm: BiLM, head: LMHead, lexicon: Lexicon) -> None:
+    def __init__(self, bilm: BiLM, head: Softmax, lexicon: Lexicon) -> None:
         """Args:
         bilm: the network, in eval mode.
         head: its softmax.

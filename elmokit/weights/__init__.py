@@ -16,7 +16,7 @@ from typing import Protocol
 
 from elmokit.errors import ConfigError, InputError, WeightsError
 from elmokit.model.bilm import BiLM
-from elmokit.model.lm_head import LMHead
+from elmokit.model.lm_head import Softmax
 from elmokit.text.lexicon import Lexicon
 from elmokit.weights import hdf5, native
 from elmokit.weights.download import cached_path, forget
@@ -85,7 +85,7 @@ def load_bilm(name_or_path: str | Path | tuple[str | Path, str | Path]) -> BiLM:
         ) from error
 
 
-def load_language_model(name_or_path: str | Path) -> tuple[BiLM, LMHead, Lexicon]:
+def load_language_model(name_or_path: str | Path) -> tuple[BiLM, Softmax, Lexicon]:
     """Load a biLM with its softmax and the words that it predicts.
 
     Args:

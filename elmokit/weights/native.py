@@ -18,7 +18,7 @@ from torch import Tensor
 from elmokit.config import BiLMConfig
 from elmokit.errors import WeightsError
 from elmokit.model.bilm import BiLM
-from elmokit.model.lm_head import LMHead
+from elmokit.model.lm_head import Softmax, build_softmax
 from elmokit.text.lexicon import Lexicon
 from elmokit.weights.files import SAFETENSORS, read_json, reading, replacing
 from elmokit.weights.layouts import (
@@ -79,7 +79,7 @@ def write(bilm: BiLM, folder: Path, *, dtype: Dtype = "float32") -> None:
     _write(bilm.config, plain_tensors(bilm, source=str(folder)), folder, dtype)
 
 
-def save_language_model(bilm: BiLM, folder: Path, *, head: LMHead, lexicon: Lexicon, dtype: Dtype = "float32") -> None:
+def save_language_model(bilm: BiLM, folder: Path, *, head: Softmax, lexicon: Lexicon, dtype: Dtype = "float32") -> None:
     """Save a biLM with its softmax and the words that it predicts; `load_bilm` reads the biLM of it.
 
     Args:
@@ -105,7 +105,7 @@ def holds_language_model(folder: Path) -> bool:
     return find(folder) is not None and (folder / VOCABULARY_NAME).is_file()
 
 
-def load_language_model(folder: Path) -> tuple[BiLM, LMHead, Lexicon]:
+def load_language_model(folder: Path) -> tuple[BiLM, Softmax, Lexicon]:
     """What `save_language_model` wrote, in eval mode, float32.
 
     Raises:
@@ -117,12 +117,13 @@ def load_language_model(folder: Path) -> tuple[BiLM, LMHead, Lexicon]:
     bilm = read(folder / CONFIG_NAME, weights)
     with reading(folder / VOCABULARY_NAME, "the vocabulary of a language model"):
         lexicon = Lexicon.read(folder / VOCABULARY_NAME)
-    with torch.device("meta"):
-        head = LMHead(len(lexicon), bilm.config.encoder.projection_dim)
     with _opened(weights) as stored:
         ours = {name: tensor for name, tensor in stored.items() if name.startswith(HEAD)}
         if not ours:
             raise WeightsError(f"{weights} holds a biLM without its softmax ({HEAD}*), expected a language model")
+        adaptive = any(name.startswith(f"{HEAD}softmax.") for name in ours)
+        with torch.device("meta"):
+            head = build_softmax(len(lexicon), bilm.config.encoder.projection_dim, adaptive=adaptive)
         fill(head, [Entry(HEAD + name, (name,)) for name in head.state_dict()], ours, source=str(weights))
     return bilm, head.eval(), lexicon
 

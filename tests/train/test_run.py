@@ -10,9 +10,11 @@ import torch
 
 from elmokit.errors import ConfigError, TrainingError
 from elmokit.model.build import build_bilm
+from elmokit.model.lm_head import AdaptiveHead
 from elmokit.train.corpus import prepare
 from elmokit.train.module import BiLMTraining, learning_rate_factor
 from elmokit.train.recipe import Recipe, TrainingRecipe
+from elmokit.weights import load_language_model
 
 
 def test_training_lowers_held_out_perplexity(run, recipe_of, text):
@@ -48,6 +50,22 @@ def test_the_log_names_a_sampled_loss_as_sampled_and_counts_steps_and_epochs(run
 
 def test_a_vocabulary_smaller_than_the_sample_uses_the_full_softmax(run, recipe_of, text, capfd):
     assert run(recipe_of(text, steps=2, num_samples=8192)).tokens > 0
+    assert "softmax: full" in capfd.readouterr().err
+
+
+def test_an_adaptive_softmax_trains_is_saved_and_scores_the_same(run, recipe_of, text, tmp_path, monkeypatch):
+    monkeypatch.setattr(AdaptiveHead, "SHORTLIST", 8)
+    before = run(recipe_of(text, steps=1, softmax="adaptive"), "before")
+    after = run(recipe_of(text, steps=150, softmax="adaptive"), "after")
+    assert after.mean < 0.8 * before.mean
+    bilm, head, lexicon = load_language_model(tmp_path / "after" / "model")
+    assert isinstance(head, AdaptiveHead)
+    found = head.log_probs(torch.zeros(1, bilm.config.encoder.projection_dim)).exp().sum()
+    assert len(lexicon) == head.num_words and found.item() == pytest.approx(1)
+
+
+def test_a_full_softmax_can_be_asked_for(run, recipe_of, text, capfd):
+    run(recipe_of(text, steps=2, softmax="full"))
     assert "softmax: full" in capfd.readouterr().err
 
 
