@@ -15,9 +15,9 @@ import elmokit
 
 SENTENCES = {
     "bank": [
-        "She put the money in the bank and asked for a loan .",
-        "The bank raised the interest rate on its accounts .",
-        "They sat on the bank of the river and watched the water .",
+        "The bank lent him money to buy a house .",
+        "The bank refused to lend the company more money .",
+        "The bank of the river was covered with grass .",
     ],
     "cell": [
         "The nucleus of the cell contains the DNA .",
@@ -25,8 +25,8 @@ SENTENCES = {
         "The prisoner was locked in a cell with a small window .",
     ],
     "play": [
-        "The play was performed on the stage of a small theatre .",
-        "The actors read the first act of the play aloud .",
+        "The play was performed in a small theatre .",
+        "The play was written by a young author .",
         "The children play in the garden after school .",
     ],
 }

@@ -152,9 +152,7 @@ def finetune(
     own = len(lexicon)
     if plan.add_words:
         if not isinstance(head, LMHead):
-            raise TrainingError(
-                f"{model} has an adaptive softmax, which takes no new words; leave out --add-words"
-            )
+            raise TrainingError(f"{model} has an adaptive softmax, which takes no new words; leave out --add-words")
         head, lexicon = add_words(head, lexicon, corpus, plan.add_words)
     corpus = replace(corpus, type_words=lexicon.ids(corpus.types))
     share = _check_fit(corpus, lexicon, name=str(model))
