@@ -152,8 +152,8 @@ def test_a_written_file_is_in_tensorflows_layout(make_bilm, tmp_path):
 def test_options_of_a_word_model_have_no_char_cnn_and_clips_that_are_off_are_null(make_bilm, tmp_path):
     save_bilm(make_bilm(*SHAPES["words"]), tmp_path / "words.hdf5")
     assert "char_cnn" not in json.loads((tmp_path / "options.json").read_text("utf-8"))
-    save_bilm(make_bilm(*SHAPES["no clips, no skips"]), tmp_path / "free.hdf5")
-    lstm = json.loads((tmp_path / "options.json").read_text("utf-8"))["lstm"]
+    save_bilm(make_bilm(*SHAPES["no clips, no skips"]), tmp_path / "free" / "weights.hdf5")
+    lstm = json.loads((tmp_path / "free" / "options.json").read_text("utf-8"))["lstm"]
     assert (lstm["cell_clip"], lstm["proj_clip"]) == (None, None)
 
 
