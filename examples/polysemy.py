@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -34,6 +35,7 @@ SENTENCES = {
 
 def main() -> None:
     """Print one table a word."""
+    torch.set_num_threads(1)  # an LSTM's products are too small to share out
     embedder = elmokit.load()
     console = Console(record=True, width=100)
     for word, sentences in SENTENCES.items():

@@ -4,6 +4,7 @@ Exit codes: 0; 1 for an error that a user can act on; 2 for wrong usage; 130 aft
 output, all else to standard error. A command's file imports what is heavy inside its function, so that help is instant.
 """
 
+import os
 import signal
 import sys
 from importlib.metadata import version
@@ -49,6 +50,9 @@ def _options(
 
 def main() -> None:
     """Run the command line; the only place that ends the process."""
+    # Step by step products are too small to split: two threads gain little, and where something else runs on the
+    # machine they wait for each other a hundred times longer than they work.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds, so that no half-written file stays
     debug = "--debug" in sys.argv[1:]  # read here, since an error may come before the options are parsed
     try:
