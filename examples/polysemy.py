@@ -53,7 +53,6 @@ def main() -> None:
         console.print(table)
     if len(sys.argv) > 1:
         picture = console.export_svg(title="One word, different sentences")
-        # Without the fonts that it would fetch from elsewhere.
         Path(sys.argv[1]).write_text(re.sub(r"@font-face \{.*?\}", "", picture, flags=re.DOTALL), "utf-8")
 
 
