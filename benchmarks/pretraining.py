@@ -152,7 +152,7 @@ def corpus_of(size: Size, *, steps: int = 200) -> "Corpus":
     words = ["".join(map(chr, row[:length])) for row, length in zip(letters, lengths, strict=True)]
     types = ("<S>", "</S>", "<UNK>", *words)
     sentences = size.rows * size.window * steps // 27 + 1
-    tokens = 3 + draw.choice(len(ranks), (sentences, 27), p=1 / ranks / (1 / ranks).sum())
+    tokens = 3 + draw.choice(len(ranks), (sentences, 27), p=ranks**-1.05 / (ranks**-1.05).sum())
     tokens[:, 0], tokens[:, -1] = 0, 1
     part = Sentences(
         tokens.astype(np.uint32).ravel(), np.arange(0, tokens.size + 1, 27), np.array([0, sentences], np.int64)
@@ -418,8 +418,9 @@ def commit() -> str:
 def markdown(found: dict[str, Any]) -> str:
     """The table and what it stands on."""
     lines = [
-        f"{found['date']}, commit {found['commit']}, torch {found['torch']}, {found['machine']}; {found['threads']} threads, "
-        f"size {found['size']}, {found['turns']} turns of {found['seconds']:g} s, alternating; medians, and the range over turns.",
+        f"{found['date']}, commit {found['commit']}, torch {found['torch']}, {found['machine']}; "
+        f"{found['threads']} threads, size {found['size']}, {found['turns']} turns of {found['seconds']:g} s, "
+        "alternating; medians, and the range over turns.",
         "",
         "| | precision | words/s | range | peak memory | parameters | elmokit in float32 | elmokit in bf16 |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
