@@ -139,7 +139,10 @@ def recipe_of(size: Size, *, optimizer: str, precision: str) -> "Recipe":
 
 
 def corpus_of(size: Size, *, steps: int = 200) -> "Corpus":
-    """Sentences of 25 words drawn by Zipf's law; rarer words are longer, as in real text."""
+    """Sentences of 19 words drawn by Zipf's law; rarer words are longer.
+
+    A step then has about as many distinct words, of about the same lengths, as one of English text.
+    """
     import numpy as np
 
     from elmokit.text.characters import tokens_to_ids
@@ -151,11 +154,11 @@ def corpus_of(size: Size, *, steps: int = 200) -> "Corpus":
     letters = draw.integers(ord("a"), ord("z") + 1, (len(ranks), int(lengths.max())))
     words = ["".join(map(chr, row[:length])) for row, length in zip(letters, lengths, strict=True)]
     types = ("<S>", "</S>", "<UNK>", *words)
-    sentences = size.rows * size.window * steps // 27 + 1
-    tokens = 3 + draw.choice(len(ranks), (sentences, 27), p=ranks**-1.05 / (ranks**-1.05).sum())
+    sentences = size.rows * size.window * steps // 21 + 1
+    tokens = 3 + draw.choice(len(ranks), (sentences, 21), p=ranks**-1.05 / (ranks**-1.05).sum())
     tokens[:, 0], tokens[:, -1] = 0, 1
     part = Sentences(
-        tokens.astype(np.uint32).ravel(), np.arange(0, tokens.size + 1, 27), np.array([0, sentences], np.int64)
+        tokens.astype(np.uint32).ravel(), np.arange(0, tokens.size + 1, 21), np.array([0, sentences], np.int64)
     )
     characters = tokens_to_ids(types, 50).astype(np.int16)
     return Corpus(part, part, types, characters, (1.0,))
@@ -247,7 +250,7 @@ def plain(size: Size, corpus: "Corpus", *, lstm: str) -> tuple[Any, Callable[[in
 
     def direction(number: int, stack: Any, ids: "Tensor", targets: "Tensor", candidates: Any) -> "Tensor":  # noqa: ANN401
         rate = DROPOUT if model.training else 0.0
-        x = bilm.token_encoder(ids)
+        x = encode(bilm.token_encoder, ids)
         mask = torch.ones(x.shape[:2], dtype=torch.bool)
         for index, layer in enumerate(stack.layers):
             x = dropout(x, rate)
@@ -258,7 +261,7 @@ def plain(size: Size, corpus: "Corpus", *, lstm: str) -> tuple[Any, Callable[[in
                 output, hidden, cell = layer.plain(x, mask, *carried[number][index])
             carried[number][index] = [hidden.detach(), cell.detach()]
             x = output + x if index else output
-        return model.head.sampled_loss(dropout(x, rate).flatten(0, 1), targets.flatten(), candidates).mean()
+        return sampled_loss(model.head, dropout(x, rate).flatten(0, 1), targets.flatten(), candidates)
 
     def loss(number: int) -> "Tensor":
         batch, candidates = stream.batch(number), sampler.draw(number)
@@ -271,14 +274,46 @@ def plain(size: Size, corpus: "Corpus", *, lstm: str) -> tuple[Any, Callable[[in
     return model, loss
 
 
-def run_bert(size: Size, clock: Clock, *, precision: str, length: int) -> int:
-    """A masked language model from transformers, which predicts from every position."""
+def encode(cnn: Any, ids: "Tensor") -> "Tensor":  # noqa: ANN401
+    """What elmokit's character CNN gives, by torch's own modules and autograd: (B, T, C) to (B, T, P)."""
     import torch
-    from transformers import BertConfig, BertForMaskedLM
+    from torch.nn import functional as F
+
+    widest = max(width for width, _ in cnn.config.filters)
+    tokens = ids.flatten(0, 1)
+    longest = int((tokens != tokens[0, -1]).sum(1).max())  # words have the word markers and at least one letter
+    table = torch.cat([cnn.embedding.new_zeros(1, cnn.config.embedding_dim), cnn.embedding])
+    characters = F.embedding(tokens[:, : longest + widest], table).transpose(1, 2)
+    x = torch.cat([convolution(characters).max(dim=-1).values for convolution in cnn.convolutions], dim=-1).relu()
+    for highway in cnn.highways:
+        gate = torch.sigmoid(highway.carry(x))
+        x = gate * torch.relu(highway.transform(x)) + (1 - gate) * x
+    return cnn.projection(x).view(*ids.shape[:2], -1)
+
+
+def sampled_loss(head: Any, hidden: "Tensor", targets: "Tensor", candidates: Any) -> "Tensor":  # noqa: ANN401
+    """What elmokit's sampled softmax gives, all logits in one piece: (N, P), (N,) to the mean."""
+    import torch
+    from torch.nn import functional as F
+
+    words, log_expected = candidates.words, candidates.log_expected
+    own = (hidden * head.weight[targets]).sum(-1) + head.bias[targets] - log_expected[targets]
+    logits = F.linear(hidden, head.weight[words], head.bias[words] - log_expected[words])
+    place = torch.full_like(log_expected, -1, dtype=torch.long)
+    place[words] = torch.arange(len(words))
+    rows = (place[targets] >= 0).nonzero().squeeze(1)
+    logits = logits.index_put((rows, place[targets][rows]), logits.new_tensor(-torch.inf))
+    logits = torch.cat([own.unsqueeze(1).to(logits.dtype), logits], dim=1).float()
+    return F.cross_entropy(logits, torch.zeros_like(targets))
+
+
+def run_bert(size: Size, clock: Clock, *, precision: str, length: int) -> int:
+    """A masked language model from transformers, which makes logits of every position."""
+    import torch
 
     from elmokit.train.stream import Stream
 
-    model = BertForMaskedLM(BertConfig(**size.bert, max_position_embeddings=128))
+    model = bert(size)
     stream = Stream(corpus_of(size), rows=size.rows * size.window // length, window=length, seed=1)
     draw = torch.Generator().manual_seed(1)
     mask = 2
@@ -292,6 +327,14 @@ def run_bert(size: Size, clock: Clock, *, precision: str, length: int) -> int:
 
     run_loop(model, loss, clock, precision=precision)
     return parameters(model)  # its softmax is its word embedding
+
+
+def bert(size: Size) -> "nn.Module":
+    """With its own initial values."""
+    from transformers import BertConfig, BertForMaskedLM
+
+    model: nn.Module = BertForMaskedLM(BertConfig(**size.bert, max_position_embeddings=128))
+    return model
 
 
 def parameters(model: "nn.Module") -> int:
