@@ -11,9 +11,7 @@ from torch import Tensor, nn
 from elmokit.config import CharCNNConfig
 from elmokit.errors import InputError
 
-NUM_CHARACTERS = 261
-PADDING = 261  # after the shift by one
-TOKENS_AT_ONCE = 1024  # bounds the memory of the convolutions, whatever the length of a sentence
+TOKENS_AT_ONCE = 256  # of similar length go through the convolutions together: bounds memory, and spares padding
 
 
 class Highway(nn.Module):
@@ -37,7 +35,7 @@ class CharCNN(nn.Module):
         super().__init__()
         self.config = config
         self.output_dim = output_dim
-        self.embedding = nn.Parameter(torch.empty(NUM_CHARACTERS, config.embedding_dim))
+        self.embedding = nn.Parameter(torch.empty(config.num_characters, config.embedding_dim))
         self.convolutions = nn.ModuleList(
             nn.Conv1d(config.embedding_dim, count, width) for width, count in config.filters
         )
@@ -86,29 +84,34 @@ class CharCNN(nn.Module):
                 f"encode the tokens with this model's max_characters_per_token, {width}"
             )
         tokens = ids.flatten(0, 1)
-        vectors = torch.cat([self._encode(part) for part in tokens.split(TOKENS_AT_ONCE)])
-        vectors = vectors * (tokens[:, :1] > 0)
+        lengths, order = self._lengths(tokens).sort(stable=True)
+        longest = [int(part[-1:].sum()) for part in lengths.cpu().split(TOKENS_AT_ONCE)]
+        parts = zip(tokens[order].split(TOKENS_AT_ONCE), longest, strict=True)
+        vectors = torch.cat([self._encode(part, length) for part, length in parts])
+        vectors = torch.empty_like(vectors).index_copy(0, order, vectors) * (tokens[:, :1] > 0)
         return vectors.view(*ids.shape[:2], self.output_dim)
 
-    def _encode(self, tokens: Tensor) -> Tensor:
-        """(N, C) to (N, P)."""
+    def _lengths(self, tokens: Tensor) -> Tensor:
+        """(N, C) to (N,) columns up to the last one that is not padding."""
+        columns = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
+        return (columns * ((tokens != self.config.padding_id) & (tokens[:, :1] > 0))).amax(1)
+
+    def _encode(self, tokens: Tensor, longest: int) -> Tensor:
+        """(N, C) tokens of up to `longest` columns to (N, P).
+
+        A convolution gives one value for all windows of padding alone, so one such window is enough for the maximum:
+        columns beyond the longest token and the filter's width are left out.
+        """
         # A zero row for "no token here" stands before the learned vectors; the padding character is learned.
         table = torch.cat([self.embedding.new_zeros(1, self.config.embedding_dim), self.embedding])
-        characters = nn.functional.embedding(self._trim(tokens), table).transpose(1, 2)  # (N, E, C)
-        pooled = torch.cat([convolution(characters).max(dim=-1).values for convolution in self.convolutions], dim=-1)
+        widest = max(width for width, _ in self.config.filters)
+        characters = nn.functional.embedding(tokens[:, : longest + widest], table).transpose(1, 2)  # (N, E, C)
+        convolved = (
+            convolution(characters[..., : longest + width])
+            for convolution, (width, _) in zip(self.convolutions, self.config.filters, strict=True)
+        )
+        pooled = torch.cat([values.max(dim=-1).values for values in convolved], dim=-1)
         x = torch.relu(pooled) if self.config.activation == "relu" else torch.tanh(pooled)  # (N, F)
         for highway in self.highways:
             x = highway(x)
         return x if self.projection is None else self.projection(x)
-
-    def _trim(self, tokens: Tensor) -> Tensor:
-        """Drop trailing columns that hold padding in every token.
-
-        A convolution gives one value for all windows of padding alone, so one such window is enough for the maximum:
-        the longest token plus the widest filter.
-        """
-        used = (tokens != PADDING) & (tokens[:, :1] > 0)  # (N, C)
-        columns = torch.arange(1, tokens.shape[1] + 1, device=tokens.device)
-        longest = int((used * columns).max()) if len(tokens) else 0
-        widest = max(width for width, _ in self.config.filters)
-        return tokens[:, : longest + widest]

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from elmokit.model.lstm_fast import product_dtype
+from elmokit.model.softmax_fast import MeanLoss
+
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
@@ -40,10 +43,11 @@ class LMHead(nn.Module):
         return torch.log_softmax(nn.functional.linear(hidden, self.weight, self.bias).float(), dim=-1)
 
     def loss(self, hidden: Tensor, targets: Tensor, candidates: Candidates | None) -> Tensor:
-        """The sampled loss where there are candidates, the full one otherwise: (N, P), (N,) to (N,)."""
-        if candidates is None:
-            return self.full_loss(hidden, targets)
-        return self.sampled_loss(hidden, targets, candidates)
+        """The mean of the sampled loss where there are candidates, of the full one otherwise: (N, P), (N,) to ()."""
+        negatives = (candidates.words, candidates.log_expected) if candidates else (None, None)
+        full = hidden.to(self.weight.dtype)
+        loss: Tensor = MeanLoss.apply(full, self.weight, self.bias, targets, *negatives, product_dtype(full))  # type: ignore[no-untyped-call]
+        return loss
 
     def full_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Negative log-probability of each target: (N, P), (N,) to (N,)."""
@@ -52,6 +56,8 @@ class LMHead(nn.Module):
 
     def sampled_loss(self, hidden: Tensor, targets: Tensor, candidates: Candidates) -> Tensor:
         """Sampled-softmax loss of each target, lower than the full one and no estimate of perplexity.
+
+        This is the plain reference; training takes `loss`.
 
         Args:
             hidden: (N, P).
@@ -104,9 +110,9 @@ class AdaptiveHead(nn.Module):
         return log_probs
 
     def loss(self, hidden: Tensor, targets: Tensor, candidates: Candidates | None = None) -> Tensor:
-        """The full loss, the only one there is: (N, P), (N,) to (N,)."""
+        """The mean of the full loss, the only one there is: (N, P), (N,) to ()."""
         assert candidates is None, "an adaptive softmax takes no negatives"
-        return self.full_loss(hidden, targets)
+        return self.full_loss(hidden, targets).mean()
 
     def full_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Negative log-probability of each target: (N, P), (N,) to (N,)."""

@@ -76,7 +76,7 @@ class LanguageModel(nn.Module):
                 x = nn.functional.embedding(places, vectors)  # (B, T, P)
                 layers, end = encoder(x, torch.ones_like(places, dtype=torch.bool), start, generator=generator)
                 hidden = dropout(layers[-1], self.dropout if self.training else 0.0, generator).flatten(0, 1)
-                return head.loss(hidden, targets[number], candidates).mean(), end.detach()
+                return head.loss(hidden, targets[number], candidates), end.detach()
 
             return loss
 

@@ -20,8 +20,8 @@ def make(filters=((1, 3), (2, 3), (4, 2)), **options):
 
 
 class Untrimmed(CharCNN):
-    def _trim(self, tokens):
-        return tokens
+    def _lengths(self, tokens):
+        return torch.full((len(tokens),), tokens.shape[1])
 
 
 @torch.no_grad()
@@ -44,12 +44,17 @@ def test_leaving_out_columns_is_exact_for_any_ids_at_all(rows):
     assert (trimmed - cnn(ids)).abs().max() < 1e-13
 
 
-def test_columns_are_left_out_where_tokens_are_short():
+@torch.no_grad()
+def test_a_part_of_short_tokens_is_convolved_without_the_columns_of_a_long_one(monkeypatch):
+    monkeypatch.setattr(char_cnn, "TOKENS_AT_ONCE", 2)
     cnn = make()
-    ids = torch.from_numpy(tokens_to_ids(["ab", "c"], 50))
-    assert cnn._trim(ids).shape == (2, 4 + 4)  # two characters and two markers; the widest filter
-    assert cnn._trim(torch.from_numpy(tokens_to_ids(["x" * 60], 50))).shape == (1, 50)
-    assert cnn._trim(torch.zeros(3, 50, dtype=torch.long)).shape == (3, 4)
+    seen = []
+    cnn.convolutions[2].register_forward_hook(lambda _, inputs, __: seen.append(inputs[0].shape[2]))
+    cnn(torch.from_numpy(tokens_to_ids(["x" * 60, "ab", "c"], 50)).unsqueeze(0))
+    assert seen == [4 + 4, 50]  # two characters, two markers and the filter; the long token by itself
+    seen.clear()
+    cnn(torch.zeros(1, 2, 50, dtype=torch.long))
+    assert seen == [4]
 
 
 @torch.no_grad()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from elmokit.model import softmax_fast
 from elmokit.model.lm_head import AdaptiveHead, Candidates, LMHead, LogUniformSampler
 
 
@@ -40,6 +41,39 @@ def test_gradients_of_the_sampled_loss_reach_sampled_and_target_words_only(head)
     candidates = Candidates(torch.tensor([5, 9]), torch.zeros(50))
     head.sampled_loss(torch.randn(2, 8), torch.tensor([2, 9]), candidates).sum().backward()
     assert head.weight.grad.abs().sum(1).nonzero().squeeze(1).tolist() == [2, 5, 9]
+
+
+@pytest.mark.parametrize("at_once", [1, 150, 2**20], ids=["row by row", "three rows", "all rows"])
+@pytest.mark.parametrize("sampled", [True, False], ids=["sampled", "full"])
+def test_the_fast_mean_loss_has_the_value_and_gradients_of_the_plain_one(head, sampled, at_once, monkeypatch):
+    monkeypatch.setattr(softmax_fast, "LOGITS_AT_ONCE", at_once)
+    hidden, targets = torch.randn(8, 8, requires_grad=True), torch.tensor([2, 9, 30, 5, 5, 0, 49, 9])
+    candidates = Candidates(torch.tensor([5, 9, 40]), torch.linspace(-1, -4, 50)) if sampled else None
+    plain = head.sampled_loss(hidden, targets, candidates) if candidates else head.full_loss(hidden, targets)
+    leaves = hidden, head.weight, head.bias
+    expected = torch.autograd.grad(3 * plain.mean(), leaves)
+    fast = head.loss(hidden, targets, candidates)
+    torch.testing.assert_close(fast, plain.mean())
+    for a, b in zip(torch.autograd.grad(3 * fast, leaves), expected, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
+
+
+def test_the_fast_mean_loss_of_huge_logits_is_finite(head):
+    hidden, targets = torch.full((2, 8), 1e4, requires_grad=True), torch.tensor([2, 9])
+    loss = head.loss(hidden, targets, None)
+    torch.testing.assert_close(loss, head.full_loss(hidden, targets).mean())
+    loss.backward()
+    assert hidden.grad.isfinite().all()
+
+
+def test_the_fast_mean_loss_under_autocast_is_close_to_the_one_in_full_precision(head):
+    hidden, targets = torch.randn(8, 8, requires_grad=True), torch.arange(8)
+    plain = torch.autograd.grad(head.loss(hidden, targets, None), hidden)[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = head.loss(hidden, targets, None)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(torch.autograd.grad(loss, hidden)[0], plain, atol=5e-3, rtol=0.05)
+    assert not torch.equal(loss, head.loss(hidden, targets, None))  # its products did run in half precision
 
 
 def test_negatives_are_distinct_and_the_same_for_the_same_step():
@@ -77,7 +111,7 @@ def test_adaptive_log_probabilities_sum_to_one_and_give_the_loss(adaptive):
     log_probs = adaptive.log_probs(hidden)
     assert log_probs.shape == (len(targets), adaptive.num_words)
     torch.testing.assert_close(log_probs.exp().sum(1), torch.ones(len(targets)))
-    torch.testing.assert_close(adaptive.loss(hidden, targets, None), -log_probs[range(len(targets)), targets])
+    torch.testing.assert_close(adaptive.full_loss(hidden, targets), -log_probs[range(len(targets)), targets])
 
 
 def test_an_adaptive_softmax_learns_rare_and_frequent_words(adaptive):
@@ -86,7 +120,7 @@ def test_an_adaptive_softmax_learns_rare_and_frequent_words(adaptive):
     optimizer = torch.optim.Adam(adaptive.parameters(), 0.1)
     for _ in range(60):
         optimizer.zero_grad()
-        adaptive.loss(hidden, targets, None).mean().backward()
+        adaptive.loss(hidden, targets, None).backward()
         optimizer.step()
     assert adaptive.log_probs(hidden).argmax(1).tolist() == targets.tolist()
 
@@ -94,15 +128,15 @@ def test_an_adaptive_softmax_learns_rare_and_frequent_words(adaptive):
 def test_an_adaptive_loss_is_computed_in_float32_under_autocast(adaptive):
     targets = words_of_every_cluster(adaptive)
     hidden = torch.randn(len(targets), 16)
-    plain = adaptive.loss(hidden, targets, None)
+    plain = adaptive.full_loss(hidden, targets)
     with torch.autocast("cpu", torch.bfloat16):
-        under = adaptive.loss(hidden.bfloat16(), targets, None)
+        under = adaptive.full_loss(hidden.bfloat16(), targets)
     assert under.dtype == torch.float32
     torch.testing.assert_close(under, plain, rtol=0.02, atol=0.05)
 
 
 def test_a_cluster_without_targets_gets_gradients_of_zero(adaptive):
-    adaptive.loss(torch.randn(3, 16), torch.tensor([0, 1, 1999]), None).sum().backward()
+    adaptive.loss(torch.randn(3, 16), torch.tensor([0, 1, 1999]), None).backward()
     assert adaptive.softmax.head.weight.grad.abs().max() > 0
     assert all(p.grad.abs().max() == 0 for p in adaptive.softmax.tail.parameters())
 
