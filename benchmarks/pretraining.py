@@ -8,10 +8,8 @@ figures are medians over turns. README.md says what is compared and what is not.
 """
 
 import argparse
-import datetime
 import json
 import os
-import platform
 import resource
 import statistics
 import subprocess
@@ -19,8 +17,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import results  # beside this file
 
 if TYPE_CHECKING:  # a turn loads them, the process that starts the turns stays small
     from torch import Tensor, nn
@@ -28,7 +27,6 @@ if TYPE_CHECKING:  # a turn loads them, the process that starts the turns stays 
     from elmokit.train.corpus import Corpus
     from elmokit.train.recipe import Recipe
 
-RESULTS = Path(__file__).with_name("RESULTS.md")
 HEADING = "## Pretraining"
 WARM_UP = 2  # steps that are not counted
 DROPOUT = 0.1  # the recipes' and BERT's default
@@ -441,23 +439,6 @@ def summary(turns: dict[str, list[Turn]]) -> list[dict[str, Any]]:
     return rows
 
 
-def machine() -> str:
-    """The processor and what runs on it."""
-    info = Path("/proc/cpuinfo")
-    models = [line.split(":")[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
-    return f"{(models or [platform.processor() or platform.machine()])[0]}, {os.cpu_count()} cores, {platform.system()}"
-
-
-def commit() -> str:
-    """Of the checkout that this file is in."""
-    git = ["git", "-C", str(RESULTS.parent)]
-    found = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    changed = subprocess.run(
-        [*git, "status", "--porcelain", "../elmokit"], capture_output=True, text=True, check=False
-    ).stdout
-    return (found.stdout.strip() or "unknown") + (" with changes" if changed else "")
-
-
 def markdown(found: dict[str, Any]) -> str:
     """The table and what it stands on."""
     lines = [
@@ -479,14 +460,6 @@ def markdown(found: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write(text: str, path: Path = RESULTS) -> None:
-    """Put the text under its heading, in place of what stood there."""
-    before = path.read_text("utf-8") if path.exists() else "# Results\n"
-    head, _, rest = before.partition(f"\n{HEADING}\n")
-    _, mark, after = rest.partition("\n## ")
-    path.write_text(f"{head.rstrip()}\n\n{HEADING}\n\n{text}{mark}{after}", "utf-8")
-
-
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description="Words a second and peak memory of pretraining, side by side.")
@@ -496,7 +469,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2, help="of each contender, in all")
     parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=list(CONTENDERS), metavar="CONTENDER")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--write", action="store_true", help=f"also put the table into {RESULTS.name}")
+    parser.add_argument("--write", action="store_true", help=f"also put the table into {results.RESULTS.name}")
     parser.add_argument("--turn", choices=CONTENDERS, help=argparse.SUPPRESS)  # this process is one turn
     arguments = parser.parse_args()
     if arguments.turn:
@@ -507,10 +480,8 @@ def main() -> None:
     for key, turn in turns_of(arguments.only, arguments):
         turns[key].append(turn)
     found = {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "commit": commit(),
+        **results.origin(),
         "torch": turn.torch,
-        "machine": machine(),
         "threads": arguments.threads,
         "size": arguments.size,
         "turns": arguments.turns,
@@ -520,7 +491,7 @@ def main() -> None:
     text = markdown(found)
     print(json.dumps(found, indent=2) if arguments.json else text)  # noqa: T201
     if arguments.write:
-        write(text)
+        results.write(HEADING, text)
 
 
 if __name__ == "__main__":

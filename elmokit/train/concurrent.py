@@ -5,6 +5,8 @@ them one after the other. Here each runs in a thread of its own, with one proces
 suffers less from other programs on the machine than products that are split over processors.
 """
 
+import functools
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -34,6 +36,15 @@ def losses(functions: Sequence[Loss], x: Tensor, parameters: Sequence[Tensor]) -
     return list(found), extras
 
 
+@functools.cache
+def _threads(count: int, process: int) -> ThreadPoolExecutor:
+    """Kept for the next step: a thread's first products set up memory of its own, which its end does not give back.
+
+    A forked process must not wait for threads that stayed in its parent, hence the second argument.
+    """
+    return ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,))
+
+
 class _Concurrent(torch.autograd.Function):
     """The gradients of scalars are known up to a factor: they are made in the forward pass and scaled later."""
 
@@ -55,8 +66,7 @@ class _Concurrent(torch.autograd.Function):
                 loss, extra = function(own)
                 return loss.detach(), extra, torch.autograd.grad(loss, [own, *parameters], allow_unused=True)
 
-        with ThreadPoolExecutor(len(functions), initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            results = list(pool.map(work, functions))
+        results = list(_threads(len(functions), os.getpid()).map(work, functions))
         extras.extend(extra for _, extra, _ in results)
         ctx.gradients = [gradients for _, _, gradients in results]
         return tuple(loss for loss, _, _ in results)

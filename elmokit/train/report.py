@@ -6,6 +6,7 @@ are those of all processes together.
 
 import dataclasses
 import json
+import os
 import time
 from pathlib import Path
 
@@ -48,6 +49,7 @@ class Report(Callback):
             f"{module.num_words:,} words to predict; "
             f"softmax: {kind}; starting at step {trainer.global_step:,}",
         )
+        self.say(trainer, memory_needed(module, physical_memory()))
 
     def begin(self, trainer: lightning.Trainer, module: BiLMTraining) -> None:
         """Start a new stretch of measuring."""
@@ -152,3 +154,30 @@ def forget_after(log: Path, step: int) -> None:
     temporary = log.with_suffix(".partial")
     temporary.write_text("".join(kept), "utf-8")
     temporary.replace(log)
+
+
+def memory_needed(module: BiLMTraining, available: int) -> str:
+    """A line on what the parameters take, with a warning where that is most of the memory.
+
+    Args:
+        module: before its first step.
+        available: bytes.
+    """
+    bilm, head = (sum(p.numel() for p in part.parameters()) for part in (module.model.bilm, module.model.head))
+    copies = 3 if module.recipe.training.optimizer == "adagrad" else 4  # weight, gradient, moments
+    needed = 4 * copies * (bilm + head)
+    line = (
+        f"{bilm / 1e6:,.1f} M parameters and {head / 1e6:,.1f} M of the softmax; "
+        f"with gradients and the optimiser's state {needed / 1e9:,.1f} GB"
+    )
+    if needed > available / 2:
+        line += (
+            f", more than half of this machine's {available / 1e9:,.1f} GB: if memory runs out, lower "
+            'corpus.vocabulary_size or set training.softmax to "adaptive"'
+        )
+    return line
+
+
+def physical_memory() -> int:
+    """Bytes of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -10,10 +10,11 @@ import torch
 
 from elmokit.errors import ConfigError, TrainingError
 from elmokit.model.build import build_bilm
-from elmokit.model.lm_head import AdaptiveHead
+from elmokit.model.lm_head import AdaptiveHead, build_softmax
 from elmokit.train.corpus import prepare
 from elmokit.train.module import BiLMTraining, learning_rate_factor
 from elmokit.train.recipe import Recipe, TrainingRecipe
+from elmokit.train.report import memory_needed
 from elmokit.weights import load_language_model
 
 
@@ -46,6 +47,25 @@ def test_the_log_names_a_sampled_loss_as_sampled_and_counts_steps_and_epochs(run
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text("utf-8").splitlines()]
     assert [r["step"] for r in records if "held-out perplexity mean" in r] == [6, 12]
     assert any("sampled loss forward" in r for r in records)
+
+
+def test_the_log_says_what_the_parameters_take_before_the_first_step(run, recipe_of, text, capfd):
+    run(recipe_of(text, steps=1))
+    assert "M parameters and 0.0 M of the softmax; with gradients and the optimiser's state" in capfd.readouterr().err
+
+
+def test_a_softmax_of_millions_of_words_is_said_to_need_more_than_a_small_machine_has(recipe_of, text, tmp_path):
+    recipe = recipe_of(text)
+    corpus = prepare(recipe.corpus, recipe.model, root=tmp_path, cache=tmp_path)
+    module = BiLMTraining(recipe, corpus)
+    with torch.device("meta"):
+        module.model.head = build_softmax(12_900_000, 512)
+    assert memory_needed(module, 1 << 40).endswith(
+        "6,617.7 M of the softmax; with gradients and the optimiser's state 105.9 GB"
+    )
+    assert memory_needed(module, 64 << 30).endswith(
+        'lower corpus.vocabulary_size or set training.softmax to "adaptive"'
+    )
 
 
 def test_a_vocabulary_smaller_than_the_sample_uses_the_full_softmax(run, recipe_of, text, capfd):
