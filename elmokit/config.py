@@ -5,14 +5,25 @@ native format holds. Names follow Peters et al. 2018 and the options files of bi
 """
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from elmokit.errors import ConfigError
 
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+LARGEST_ALPHABET: Final = 32_000  # character ids have to fit into 16 bits
 
 
 class _Frozen(BaseModel):
@@ -20,7 +31,7 @@ class _Frozen(BaseModel):
 
 
 class CharCNNConfig(_Frozen):
-    """A character CNN over the UTF-8 bytes of a token (Kim et al. 2016, Jozefowicz et al. 2016).
+    """A character CNN over the UTF-8 bytes or the code points of a token (Kim et al. 2016, Jozefowicz et al. 2016).
 
     Attributes:
         embedding_dim: width of a character vector (E).
@@ -28,6 +39,8 @@ class CharCNNConfig(_Frozen):
         num_highways: highway layers after the pooling.
         activation: non-linearity after the pooling.
         max_characters_per_token: characters in the ids of one token (C), word markers included.
+        alphabet: the code points that have a vector of their own, in the order of the rows; the characters of a token
+            are its code points then. None where they are its UTF-8 bytes.
     """
 
     kind: Literal["char_cnn"] = "char_cnn"
@@ -36,11 +49,37 @@ class CharCNNConfig(_Frozen):
     num_highways: Annotated[int, Field(ge=0)] = 2
     activation: Literal["relu", "tanh"] = "relu"
     max_characters_per_token: Annotated[int, Field(ge=3)] = 50
+    alphabet: Annotated[str, Field(min_length=1, max_length=LARGEST_ALPHABET)] | None = None
+
+    @property
+    def num_characters(self) -> int:
+        """Rows of the character table: bytes and five markers, or code points, the markers and one for all others."""
+        return 256 + 5 if self.alphabet is None else len(self.alphabet) + 6
+
+    @property
+    def padding_id(self) -> int:
+        """The id that fills a token up to C, the last of the markers (`elmokit.text.characters`), shifted by one."""
+        return (256 if self.alphabet is None else len(self.alphabet)) + 5
 
     @property
     def num_filters(self) -> int:
         """F, the width after pooling."""
         return sum(count for _, count in self.filters)
+
+    @field_validator("alphabet")
+    @classmethod
+    def _every_code_point_once(cls, alphabet: str | None) -> str | None:
+        if alphabet is not None and len(set(alphabet)) < len(alphabet):
+            twice = next(point for index, point in enumerate(alphabet) if point in alphabet[:index])
+            raise ValueError(f"the code point {twice!r} is there twice")
+        return alphabet
+
+    @model_serializer(mode="wrap")
+    def _bytes_go_without_saying(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = serialize(self)
+        if self.alphabet is None:  # as in the files that were written before there was a choice
+            values.pop("alphabet", None)
+        return values
 
     @model_validator(mode="after")
     def _filters_fit_the_token(self) -> Self:
@@ -61,6 +100,24 @@ class WordEmbeddingConfig(_Frozen):
 
     kind: Literal["word_embedding"] = "word_embedding"
     num_words: PositiveInt
+
+
+class WordAndCharConfig(_Frozen):
+    """A word's vector and the character CNN's side by side, projected together: ELMoForManyLangs (Che et al. 2018).
+
+    Attributes:
+        num_words: rows of the word table (V), in the order of the model's vocabulary file.
+        word_dim: width of a word vector.
+        characters: the character CNN, used up to its highways; None for a model that reads words alone.
+    """
+
+    kind: Literal["word_and_char"] = "word_and_char"
+    num_words: PositiveInt
+    word_dim: PositiveInt
+    characters: CharCNNConfig | None = None
+
+
+TokensConfig = CharCNNConfig | WordEmbeddingConfig | WordAndCharConfig
 
 
 class EncoderConfig(_Frozen):
@@ -97,7 +154,7 @@ class BiLMConfig(_Frozen):
         language: ISO 639-1 code of the text it was trained on; chooses the tokeniser for raw text. None if unknown.
     """
 
-    tokens: CharCNNConfig | WordEmbeddingConfig = Field(discriminator="kind")
+    tokens: TokensConfig = Field(discriminator="kind")
     encoder: EncoderConfig = EncoderConfig()
     language: str | None = None
 
@@ -110,6 +167,13 @@ class BiLMConfig(_Frozen):
     def output_dim(self) -> int:
         """Width of a returned layer: both directions side by side (2 P)."""
         return 2 * self.encoder.projection_dim
+
+    @property
+    def characters(self) -> CharCNNConfig | None:
+        """The character CNN's shape, where there is one."""
+        if isinstance(self.tokens, WordAndCharConfig):
+            return self.tokens.characters
+        return self.tokens if isinstance(self.tokens, CharCNNConfig) else None
 
     def to_json(self) -> str:
         """This configuration as the text of a `config.json`."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-BEGIN_SENTENCE, END_SENTENCE, BEGIN_WORD, END_WORD, PADDING = range(256, 261)
 DIRECTIONS = ("forward_encoder", "backward_encoder")
 
 
@@ -134,12 +133,16 @@ def token_vector(config, weights, token):
 
 def characters_of(token, config):
     """The C character numbers of a token, before the shift."""
+    symbols = range(256) if config.alphabet is None else config.alphabet
+    begin_sentence, end_sentence, begin_word, end_word, padding, other = range(len(symbols), len(symbols) + 6)
     if token in ("<S>", "</S>"):
-        inner = [BEGIN_SENTENCE if token == "<S>" else END_SENTENCE]
+        inner = [begin_sentence if token == "<S>" else end_sentence]
+    elif config.alphabet is None:
+        inner = list(token.encode("utf-8", "ignore"))
     else:
-        inner = list(token.encode("utf-8", "ignore"))[: config.max_characters_per_token - 2]
-    characters = [BEGIN_WORD, *inner, END_WORD]
-    return characters + [PADDING] * (config.max_characters_per_token - len(characters))
+        inner = [symbols.index(point) if point in symbols else other for point in token]
+    characters = [begin_word, *inner[: config.max_characters_per_token - 2], end_word]
+    return characters + [padding] * (config.max_characters_per_token - len(characters))
 
 
 def _affine(weights, name, x):

@@ -25,6 +25,7 @@ OPTIONAL = {
     "pyarrow": ("embed/writers/parquet.py", "train/sources.py"),
     "lightning": ("train/", "cli/train.py", "cli/finetune.py"),
     "zstandard": ("text/",),
+    "huggingface_hub": ("weights/hub.py",),
 }
 LONGEST_FILE, LONGEST_FUNCTION = 400, 80
 
@@ -55,7 +56,7 @@ def test_the_door_is_guarded():
 
 @pytest.mark.parametrize("line", ["import elmokit", "from elmokit.cli import main", "import elmokit.text.tokens"])
 def test_importing_loads_nothing_heavy(line):
-    heavy = "{'torch', 'h5py', 'spacy', 'jieba', 'pyarrow', 'lightning'}"
+    heavy = "{'torch', 'h5py', 'spacy', 'jieba', 'pyarrow', 'lightning', 'huggingface_hub'}"
     code = f"import sys; {line}; print(sorted({heavy} & set(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"

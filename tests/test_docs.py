@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import elmokit
+from tests.manylangs_reference import MadeUp
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -34,6 +35,7 @@ def test_the_python_of_a_page_runs(page, tmp_path):
     if not code:
         pytest.skip("no Python on this page")
     elmokit.save_bilm(elmokit.load_bilm("small-en"), tmp_path / "weights.hdf5")
+    MadeUp().write(tmp_path / "zhs.model")
     files = f'options_file, weight_file = "{tmp_path / "options.json"}", "{tmp_path / "weights.hdf5"}"\n'
     found = run(sys.executable, "-c", files + code, cwd=tmp_path)
     assert found.returncode == 0, found.stderr

@@ -7,15 +7,19 @@ import typer
 
 
 def convert(
-    model: Annotated[str, typer.Argument(help="Built-in name, directory, zip or weight file.")],
+    model: Annotated[str, typer.Argument(help="Name, directory, archive, weight file or checkpoint.")],
     output: Annotated[Path, typer.Argument(help="A file .hdf5 or .h5, with options.json beside it; else a directory.")],
+    format: Annotated[
+        Literal["native", "hdf5", "manylangs"] | None,
+        typer.Option(help="Of the output; without it, HDF5 for such a file, native for a directory."),
+    ] = None,
     dtype: Annotated[Literal["float32", "float16"], typer.Option(help="Of a directory's numbers.")] = "float32",
 ) -> None:
-    """Save a model as AllenNLP's HDF5 or as a directory in elmokit's own format."""
+    """Save a model in another format: elmokit's own, AllenNLP's HDF5 or ELMoForManyLangs'."""
     from elmokit.errors import InputError
     from elmokit.weights import convert
 
     if output.exists():
         raise InputError(f"{output} exists; name a place that does not, or remove it first")
-    convert(model, output, dtype=dtype)
+    convert(model, output, format=format, dtype=dtype)
     typer.echo(str(output))

@@ -30,7 +30,8 @@ def embed(
         str, typer.Option("--output", "-o", help="File: .hdf5, .h5, .parquet, .npz or .jsonl; - for JSON lines here.")
     ] = STANDARD_STREAM,
     model: Annotated[
-        str | None, typer.Option(help="Built-in name, directory, zip or weight file.", show_default="built-in English")
+        str | None,
+        typer.Option(help="Name, directory, archive or weight file.", show_default="built-in English"),
     ] = None,
     layers: Annotated[str, typer.Option(help="all, mix, average, top, or a number: 0 tokens, -1 top.")] = "all",
     pooling: Annotated[Literal["mean"] | None, typer.Option(help="One vector a sentence.")] = None,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def finetune(
-    model: Annotated[str, typer.Argument(help="Built-in name, or directory of a language model.")],
+    model: Annotated[str, typer.Argument(help="Name, directory of a language model, or a checkpoint of bilm-tf.")],
     corpus: Annotated[
         list[str],
         typer.Argument(metavar="CORPUS...", help="Files or patterns: text, .jsonl, .parquet; .gz, .xz, .zst unpacked."),

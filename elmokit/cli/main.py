@@ -7,8 +7,9 @@ output, all else to standard error. A command's file imports what is heavy insid
 import os
 import signal
 import sys
+import warnings
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
@@ -48,12 +49,25 @@ def _options(
     """ELMo: contextual word vectors from bidirectional language models."""
 
 
+def _say(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """One line a warning."""
+    print(f"elmokit: warning: {message}", file=sys.stderr)  # noqa: T201
+
+
 def main() -> None:
     """Run the command line; the only place that ends the process."""
     # Step by step products are too small to split: two threads gain little, and where something else runs on the
     # machine they wait for each other a hundred times longer than they work.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds, so that no half-written file stays
+    warnings.showwarning = _say
     debug = "--debug" in sys.argv[1:]  # read here, since an error may come before the options are parsed
     try:
         app()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def perplexity(
-    model: Annotated[str, typer.Argument(help="Built-in name, or directory of a language model.")],
+    model: Annotated[str, typer.Argument(help="Name, directory of a language model, or a checkpoint of bilm-tf.")],
     files: Annotated[
         list[str], typer.Argument(metavar="FILE...", help="UTF-8, .gz, .xz and .zst unpacked on the fly; - for stdin.")
     ],

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def score(
-    model: Annotated[str, typer.Argument(help="Built-in name, or directory of a language model.")],
+    model: Annotated[str, typer.Argument(help="Name, directory of a language model, or a checkpoint of bilm-tf.")],
     source: Annotated[
         str, typer.Argument(metavar="INPUT", help="A sentence of tokens a line, UTF-8; - for standard input.")
     ] = "-",

@@ -16,16 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from elmokit.config import CharCNNConfig, WordEmbeddingConfig
 from elmokit.embed.pooling import Pooling, Vectors, mean_pool
 from elmokit.errors import ConfigError, InputError
 from elmokit.model.bilm import BiLM
 from elmokit.model.mix import ScalarMix
 from elmokit.text.batching import batches_by_tokens, in_order
-from elmokit.text.characters import SENTENCE_END, SENTENCE_START, check_tokens, tokens_to_ids
+from elmokit.text.characters import SENTENCE_END, SENTENCE_START, check_tokens
 from elmokit.text.lexicon import Lexicon
+from elmokit.text.token_ids import TokenIds
 from elmokit.text.tokens import Tokenizer
-from elmokit.weights import load_bilm
+from elmokit.weights import load_model
+from elmokit.weights.files import reading
 
 DEFAULT_MODEL: Final = "small-en"
 DEFAULT_BUDGET: Final = 2048  # tokens a batch; on two cores more gains nothing
@@ -78,14 +79,7 @@ class Embedder:
             ConfigError: the device cannot be used, a word-level model has no fitting vocabulary, or the number of
                 mix weights is not the number of layers.
         """
-        tokens = bilm.config.tokens
-        if isinstance(tokens, WordEmbeddingConfig):
-            if lexicon is None:
-                raise ConfigError(
-                    "this is a word-level model, which needs its vocabulary: pass vocabulary= or lexicon="
-                )
-            if len(lexicon) != tokens.num_words:
-                raise ConfigError(f"the vocabulary has {len(lexicon)} words, but the model has {tokens.num_words}")
+        self._token_ids = TokenIds(bilm.config.tokens, lexicon)
         self.bilm = bilm
         self.lexicon = lexicon
         self.max_tokens_per_batch = max_tokens_per_batch
@@ -200,7 +194,8 @@ class Embedder:
         for row, tokens in zip(places, bounded, strict=True):
             row[: len(tokens)] = torch.tensor([types[token] for token in tokens])
         with _evaluating(self.bilm):
-            vectors = self.bilm.token_encoder(self._ids(list(types)).to(device))[0]  # (U, P)
+            ids = torch.from_numpy(self._token_ids(list(types))).unsqueeze(0)  # distinct tokens as one sentence
+            vectors = self.bilm.token_encoder(ids.to(device))[0]  # (U, P)
             output = self.bilm.contextualize(vectors[places.to(device)], lengths).layers
         if layers == "mix":
             selected: Sequence[Tensor] = [self.mix.to(device)(output)]
@@ -212,14 +207,6 @@ class Embedder:
             assert layers == "top" or isinstance(layers, int)
             selected = [output[-1 if layers == "top" else layers]]
         return [layer.float().cpu() for layer in selected]
-
-    def _ids(self, types: list[str]) -> Tensor:
-        """Distinct tokens as one sentence of ids: (1, U, C) characters or (1, U) words."""
-        config = self.bilm.config.tokens
-        if isinstance(config, CharCNNConfig):
-            return torch.from_numpy(tokens_to_ids(types, config.max_characters_per_token)).unsqueeze(0)
-        assert self.lexicon is not None
-        return torch.from_numpy(self.lexicon.ids(types) + 1).unsqueeze(0)
 
 
 @contextmanager
@@ -243,17 +230,32 @@ def load(
 ) -> Embedder:
     """Load a model for embedding.
 
+    The words that lie beside a word-level model are taken. Of an AllenNLP task model `layers="mix"` is the mix that the
+    task learned; where it learned several, the first, which made the input of the task's network.
+
     Args:
         name_or_path: a built-in name, a directory, zip or weight file, or a pair (options, weights); None for the
             built-in English model.
         device: such as "cuda"; None for the CPU.
-        vocabulary: file of words in the order of the model's rows, for a word-level model only.
+        vocabulary: file of words in the order of the model's rows, for a word-level model only; None for the one that
+            lies beside it.
         max_tokens_per_batch: as for `Embedder`.
 
     Raises:
         ConfigError: the device cannot be used, or the vocabulary is missing or not the model's.
         WeightsError: there is no such model, or its files are damaged.
     """
-    bilm = load_bilm(DEFAULT_MODEL if name_or_path is None else name_or_path)
-    lexicon = None if vocabulary is None else Lexicon.read(Path(vocabulary))
-    return Embedder(bilm, device=device, lexicon=lexicon, max_tokens_per_batch=max_tokens_per_batch)
+    stored = load_model(DEFAULT_MODEL if name_or_path is None else name_or_path, words=vocabulary is None)
+    lexicon = stored.lexicon
+    if vocabulary is not None:
+        with reading(Path(vocabulary), "a vocabulary"):
+            lexicon = Lexicon.read(Path(vocabulary))
+    mix = stored.mixes[0] if stored.mixes else None
+    return Embedder(
+        stored.bilm,
+        device=device,
+        lexicon=lexicon,
+        mix_weights=mix.weights if mix else None,
+        gamma=mix.gamma if mix else 1.0,
+        max_tokens_per_batch=max_tokens_per_batch,
+    )

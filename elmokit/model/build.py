@@ -1,10 +1,12 @@
 """From a configuration to a biLM with freshly drawn weights."""
 
-from elmokit.config import BiLMConfig, CharCNNConfig
+from torch import nn
+
+from elmokit.config import BiLMConfig, CharCNNConfig, WordEmbeddingConfig
 from elmokit.model.bilm import BiLM
 from elmokit.model.char_cnn import CharCNN
 from elmokit.model.lstm import ProjectedLSTM
-from elmokit.model.token_encoders import WordEmbedding
+from elmokit.model.token_encoders import WordAndChar, WordEmbedding
 
 
 def build_bilm(config: BiLMConfig, *, dropout: float = 0.0) -> BiLM:
@@ -14,14 +16,18 @@ def build_bilm(config: BiLMConfig, *, dropout: float = 0.0) -> BiLM:
         config: the shape.
         dropout: on every LSTM layer's input while training.
     """
-    width = config.encoder.projection_dim
     return BiLM(
         config,
-        token_encoder=(
-            CharCNN(config.tokens, width)
-            if isinstance(config.tokens, CharCNNConfig)
-            else WordEmbedding(config.tokens, width)
-        ),
+        token_encoder=_token_encoder(config),
         forward_encoder=ProjectedLSTM(config.encoder, dropout=dropout),
         backward_encoder=ProjectedLSTM(config.encoder, dropout=dropout),
     )
+
+
+def _token_encoder(config: BiLMConfig) -> nn.Module:
+    width = config.encoder.projection_dim
+    if isinstance(config.tokens, CharCNNConfig):
+        return CharCNN(config.tokens, width)
+    if isinstance(config.tokens, WordEmbeddingConfig):
+        return WordEmbedding(config.tokens, width)
+    return WordAndChar(config.tokens, width)

@@ -4,6 +4,7 @@ The file has one word a line, as in bilm-tf: `<S>`, `</S>`, `<UNK>`, then words 
 log-uniform sampler relies on. Used by `train` and, for word-level models, by `embed`.
 """
 
+import gzip
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
@@ -14,6 +15,7 @@ import numpy.typing as npt
 from elmokit.errors import InputError
 from elmokit.text.characters import SENTENCE_END, SENTENCE_START
 
+LARGEST_FILE: Final = 2**28  # bytes; the published vocabulary of 793,471 words has 7 MB
 UNKNOWN: Final = "<UNK>"
 SPECIAL: Final = (SENTENCE_START, SENTENCE_END, UNKNOWN)
 
@@ -56,12 +58,16 @@ class Lexicon:
 
     @classmethod
     def read(cls, path: Path) -> "Lexicon":
-        """Read what `write` or bilm-tf wrote.
+        """Read what `write` or bilm-tf wrote, compressed where the name ends in `.gz`.
 
         Raises:
             InputError: not UTF-8 (the line is named), or no vocabulary.
         """
-        lines = path.read_bytes().removesuffix(b"\n").split(b"\n")
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            data = file.read(LARGEST_FILE + 1)
+        if len(data) > LARGEST_FILE:
+            raise InputError(f"{path} holds more than {LARGEST_FILE} bytes, expected a vocabulary of one word a line")
+        lines = data.removesuffix(b"\n").split(b"\n")
         if all(line.endswith(b"\r") for line in lines):  # of some only, it belongs to the words
             lines = [line[:-1] for line in lines]
         words = []

@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 from elmokit.config import BiLMConfig, CharCNNConfig
 from elmokit.errors import ConfigError
 from elmokit.text.lexicon import Lexicon
-from elmokit.train.corpus_writer import UNKNOWN_TYPE, CorpusFiles, CorpusWriter, Progress
+from elmokit.train.corpus_writer import ALPHABET_NAME, UNKNOWN_TYPE, CorpusFiles, CorpusWriter, Progress
 from elmokit.train.recipe import CorpusRecipe
 from elmokit.train.sources import find
 
@@ -61,6 +61,7 @@ class Corpus:
         weights: of each source.
         type_words: (types,) word id of each type for a softmax that has its words in another order; None where a
             type's id is its word id.
+        alphabet: of the character ids, where the recipe asked to collect one.
     """
 
     train: Sentences
@@ -69,6 +70,13 @@ class Corpus:
     characters: npt.NDArray[np.int16]
     weights: tuple[float, ...]
     type_words: npt.NDArray[np.int64] | None = None
+    alphabet: str | None = None
+
+    def model(self, config: BiLMConfig) -> BiLMConfig:
+        """A recipe's model as this corpus makes it: with the alphabet that was collected here."""
+        if self.alphabet is None:
+            return config
+        return config.model_copy(update={"tokens": config.tokens.model_copy(update={"alphabet": self.alphabet})})
 
     def lexicon(self, size: int) -> Lexicon:
         """The most frequent words as a vocabulary of at most `size`, special words included."""
@@ -102,12 +110,14 @@ def prepare(
         report: called with a line of progress now and then.
 
     Raises:
-        ConfigError: a file is missing, or the model has no characters.
+        ConfigError: a file is missing, or the model has no characters, or an alphabet where one is to be collected.
         InputError: a file cannot be read as what it should be, or there is no text.
         MissingExtraError: what unpacks or reads a file is not installed.
     """
     if not isinstance(model.tokens, CharCNNConfig):
         raise ConfigError("training needs a model that reads characters (tokens.kind = 'char_cnn')")
+    if recipe.alphabet_size and model.tokens.alphabet is not None:
+        raise ConfigError("the model has an alphabet (model.tokens.alphabet); leave out corpus.alphabet_size")
     files = CorpusFiles(
         [find(source, root) for source in recipe.sources], [find(source, root) for source in recipe.held_out_sources]
     )
@@ -163,6 +173,10 @@ def _key(recipe: CorpusRecipe, model: BiLMConfig, files: CorpusFiles, report: Ca
     }
     if recipe.max_types != CorpusRecipe.model_fields["max_types"].default:
         settings["max_types"] = recipe.max_types
+    if recipe.alphabet_size:
+        settings["alphabet_size"] = recipe.alphabet_size
+    if model.tokens.alphabet is not None:
+        settings["alphabet"] = model.tokens.alphabet
     counts = [len(found) for found in files.sources]
     if files.held_out or any(count > 1 for count in counts):
         settings["files"] = [counts, [len(found) for found in files.held_out]]
@@ -198,10 +212,12 @@ def _open(folder: Path, weights: tuple[float, ...]) -> Corpus:
 
     with (folder / "types.txt").open("rb") as lines:
         types = tuple(line[:-1].decode("utf-8", "surrogatepass") for line in lines)
+    alphabet = folder / ALPHABET_NAME
     return Corpus(
         train=sentences("train"),
         held_out=sentences("held_out"),
         types=types,
         characters=np.load(folder / "characters.npy", mmap_mode="r"),
         weights=weights,
+        alphabet=alphabet.read_bytes().decode("utf-8") if alphabet.exists() else None,
     )

@@ -7,6 +7,7 @@ Takes paragraphs from `sources`, cuts them with `elmokit.text`; `corpus` says wh
 import hashlib
 import time
 from array import array
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -18,9 +19,9 @@ import numpy.typing as npt
 
 from elmokit.config import CharCNNConfig
 from elmokit.errors import InputError
-from elmokit.text.characters import tokens_to_ids
 from elmokit.text.lexicon import SPECIAL
 from elmokit.text.sentences import split_tokens
+from elmokit.text.token_ids import TokenIds
 from elmokit.text.tokens import Tokenizer
 from elmokit.train.recipe import CorpusRecipe
 from elmokit.train.sources import SourceFile
@@ -31,6 +32,7 @@ BLOCK_LINES: Final = 200  # text is held out by documents, long ones by blocks o
 REPORT_SECONDS: Final = 5.0
 TYPE_BYTES: Final = 200  # of memory: the string, its place in the table, its count
 MANY_TYPES: Final = 5_000_000
+ALPHABET_NAME: Final = "alphabet.txt"
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,15 @@ class TypeTable:
         words = dict(zip(self._ids.values(), self._ids, strict=True))
         return [words[index] for index in ids.tolist()], new
 
+    def code_points(self) -> dict[str, float]:
+        """How often each code point stands in the text, by the weighted counts of the types; it may be 0."""
+        found: dict[str, float] = defaultdict(float)
+        for word, index in self._ids.items():
+            if index >= len(SPECIAL):
+                for point in word:
+                    found[point] += self._counts[index]
+        return found
+
     def _give_up(self) -> None:
         """Forget the rarest types."""
         kept = np.zeros(len(self._counts), dtype=bool)
@@ -232,13 +243,27 @@ class CorpusWriter:
             np.save(self.folder / f"{part}.sources.npy", np.array(starts, dtype=np.int64))
         with (self.folder / "types.txt").open("wb") as file:
             file.writelines(f"{word}\n".encode("utf-8", "surrogatepass") for word in types)
-        width = config.max_characters_per_token
+        if self.recipe.alphabet_size:
+            alphabet = self._alphabet(self.recipe.alphabet_size)
+            (self.folder / ALPHABET_NAME).write_bytes(alphabet.encode("utf-8"))
+            config = config.model_copy(update={"alphabet": alphabet})
+        token_ids, width = TokenIds(config), config.max_characters_per_token
         characters = np.lib.format.open_memmap(
             self.folder / "characters.npy", mode="w+", dtype=np.int16, shape=(len(types), width)
         )
         for start in range(0, len(types), 10_000):
-            characters[start : start + 10_000] = tokens_to_ids(types[start : start + 10_000], width)
+            characters[start : start + 10_000] = token_ids(types[start : start + 10_000])
         characters.flush()
+
+    def _alphabet(self, size: int) -> str:
+        """The most frequent code points of the text to train on, of equal ones the lower first."""
+        counts = self.types.code_points()
+        # A lone surrogate cannot stand in a configuration.
+        found = [point for point, count in counts.items() if count > 0 and not "\ud800" <= point <= "\udfff"]
+        alphabet = "".join(sorted(found, key=lambda point: (-counts[point], point))[:size])
+        inside = sum(counts[point] for point in alphabet) / sum(counts.values())
+        self.report(f"{len(alphabet):,} of {len(found):,} code points, {inside:.3%} of the text, have a vector each")
+        return alphabet
 
 
 def _part(name: str, share: float) -> str:

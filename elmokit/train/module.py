@@ -54,7 +54,7 @@ class BiLMTraining(lightning.LightningModule):
         training = recipe.training
         torch.manual_seed(training.seed)
         self.model = model or LanguageModel(
-            build_bilm(recipe.model, dropout=training.dropout),
+            build_bilm(corpus.model(recipe.model), dropout=training.dropout),
             build_softmax(
                 min(recipe.corpus.vocabulary_size, len(corpus.types)),
                 recipe.model.encoder.projection_dim,
@@ -191,7 +191,12 @@ class BiLMTraining(lightning.LightningModule):
         """What must not change between the parts of a run, by dotted name."""
         digest = hashlib.sha256(np.ascontiguousarray(self.corpus.train.offsets).tobytes())
         digest.update("\n".join(self.corpus.types).encode("utf-8", "surrogatepass"))
-        values = self.recipe.model_dump(mode="json", include={"model": True, "training": FIXED})
+        values = self.recipe.model_dump(mode="json", include={"training": FIXED})
+        values["model"] = self.corpus.model(self.recipe.model).model_dump(mode="json")
+        tokens = values["model"]["tokens"]
+        tokens["alphabet"] = (
+            hashlib.sha256(tokens["alphabet"].encode()).hexdigest()[:12] if "alphabet" in tokens else "bytes"
+        )
         values["corpus"] = {
             "text": digest.hexdigest()[:12],
             "weights": list(self.corpus.weights),

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from elmokit.config import BiLMConfig, PositiveFloat, describe_validation
+from elmokit.config import LARGEST_ALPHABET, BiLMConfig, PositiveFloat, describe_validation
 from elmokit.errors import ConfigError
 
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -49,6 +49,8 @@ class CorpusRecipe(_Part):
         max_types: distinct words that are told apart when they are read, about 200 bytes of memory each; where there
             are more, the rarest are read as `<UNK>`.
         vocabulary_size: words that the softmax predicts, special ones included (V).
+        alphabet_size: how many code points, the most frequent ones of the text to train on, get a vector of their own
+            in the model's character CNN; None for a model that reads UTF-8 bytes, or has its alphabet already.
     """
 
     sources: tuple[Source, ...] = Field(min_length=1)
@@ -57,6 +59,7 @@ class CorpusRecipe(_Part):
     held_out_sources: tuple[Source, ...] = ()
     max_types: Annotated[int, Field(gt=3)] = 10_000_000
     vocabulary_size: PositiveCount = 20_000
+    alphabet_size: Annotated[int, Field(gt=0, le=LARGEST_ALPHABET)] | None = None
 
 
 class TrainingRecipe(_Part):

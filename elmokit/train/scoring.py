@@ -17,14 +17,14 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from elmokit.config import CharCNNConfig
 from elmokit.errors import InputError
 from elmokit.model.bilm import BiLM
 from elmokit.model.lm_head import Softmax
 from elmokit.model.outputs import BiLMOutput
 from elmokit.text.batching import batches_by_tokens, in_order
-from elmokit.text.characters import SENTENCE_END, SENTENCE_START, check_tokens, tokens_to_ids
+from elmokit.text.characters import SENTENCE_END, SENTENCE_START, check_tokens
 from elmokit.text.lexicon import SPECIAL, UNKNOWN, Lexicon
+from elmokit.text.token_ids import TokenIds
 from elmokit.train.objective import SOFTMAX_NUMBERS, Perplexity, full_losses, score_batch
 
 BUDGET: Final = 2048  # tokens a batch, boundaries included
@@ -122,6 +122,7 @@ class Scorer:
         lexicon: the softmax's words, by falling frequency.
         """
         self.bilm, self.head, self.lexicon = bilm, head, lexicon
+        self._token_ids = TokenIds(bilm.config.tokens, lexicon)
         self._unknown = int(lexicon.ids([UNKNOWN])[0])
         ranks = torch.arange(len(lexicon), dtype=torch.float64)
         self._log_prior = torch.log(torch.log1p(1 / (ranks + 1)) / math.log(len(lexicon) + 1)).float()
@@ -190,16 +191,10 @@ class Scorer:
                 row[: len(tokens)] = torch.tensor([numbers[token] for token in tokens])
             words = torch.from_numpy(self.lexicon.ids(types))[places]
             with torch.inference_mode():
-                vectors = self.bilm.token_encoder(self._ids(types).unsqueeze(0))[0]  # (U, P)
+                ids = torch.from_numpy(self._token_ids(types)).unsqueeze(0)
+                vectors = self.bilm.token_encoder(ids)[0]  # (U, P)
                 output = self.bilm.contextualize(vectors[places], lengths)
             yield batch, output, words
-
-    def _ids(self, types: list[str]) -> Tensor:
-        """(U, C) characters or (U,) words."""
-        config = self.bilm.config.tokens
-        if isinstance(config, CharCNNConfig):
-            return torch.from_numpy(tokens_to_ids(types, config.max_characters_per_token))
-        return torch.from_numpy(self.lexicon.ids(types) + 1)  # 0 is padding there
 
     @torch.inference_mode()
     def _score(self, tokens: list[str], hidden: "_Hidden", words: Tensor) -> SentenceScore:

@@ -1,44 +1,66 @@
-"""Weight files of every format: `load_bilm` and `save_bilm` are the only verbs.
+"""Weight files of every format: `load_bilm` and `save_bilm`, or `load_model` for what else a model's files hold.
 
-`load_bilm` finds out what it was given, by name, by the files present and by their first bytes, and hands them to the
-format's own file (`native`, `hdf5`). A format file offers `find(folder)`, `read(config, weights)` and `write`.
+Both find out what they were given, by name, by the files present and by their bytes, and hand it to the format's own
+file (`native`, `hdf5`, ...). A format file offers `find(folder)`, `read(config, weights)`, and `write` where it can.
 """
 
-import tempfile
-import zipfile
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from fnmatch import fnmatch
+from dataclasses import replace
 from importlib import resources
 from importlib.resources.abc import Traversable
-from pathlib import Path, PurePosixPath
-from typing import Protocol
+from pathlib import Path
+from typing import Literal, Protocol, get_args
 
-from elmokit.errors import ConfigError, InputError, WeightsError
+from elmokit.errors import ConfigError, ElmokitError, InputError, WeightsError
 from elmokit.model.bilm import BiLM
-from elmokit.model.lm_head import Softmax
+from elmokit.model.lm_head import LMHead, Softmax
 from elmokit.text.lexicon import Lexicon
-from elmokit.weights import hdf5, native
+from elmokit.weights import allennlp, hdf5, manylangs, native, tf_checkpoint
+from elmokit.weights.archives import unpacked
+from elmokit.weights.catalog import locate, nearest
 from elmokit.weights.download import cached_path, forget
-from elmokit.weights.files import HDF5, JSON, SAFETENSORS, UNKNOWN, ZIP, check_expansion, describe, reading
+from elmokit.weights.files import (
+    HDF5,
+    JSON,
+    PICKLE,
+    SAFETENSORS,
+    TAR,
+    TENSOR_BUNDLE,
+    UNKNOWN,
+    ZIP,
+    describe,
+    reading,
+)
+from elmokit.weights.hub import push
+from elmokit.weights.layouts import StoredModel
+from elmokit.weights.options import options_beside
+from elmokit.weights.vocabulary import VOCABULARY_NAME
 
-__all__ = ["available_models", "convert", "load_bilm", "load_language_model", "save_bilm"]
+__all__ = [
+    "StoredModel",
+    "available_models",
+    "convert",
+    "load_bilm",
+    "load_language_model",
+    "load_model",
+    "push",
+    "save_bilm",
+]
+
+
+Format = Literal["native", "hdf5", "manylangs"]
 
 
 class _Layout(Protocol):
     """A module that recognises a directory in its format, and reads it."""
 
     def find(self, folder: Path, /) -> tuple[Path, Path] | None: ...
-    def read(self, config: Path, weights: Path, /) -> BiLM: ...
+    def read(self, config: Path, weights: Path, /, *, words: bool, head: bool) -> StoredModel: ...
 
 
-_LAYOUTS: tuple[_Layout, ...] = (native, hdf5)
-# Formats that are known by sight alone.
-_FOREIGN = {
-    "encoder.pkl": "an ELMoForManyLangs model",
-    "*.ckpt*.index": "a TensorFlow training checkpoint of bilm-tf",
-    "weights.th": "an AllenNLP task archive",
-}
+_LAYOUTS: tuple[_Layout, ...] = (native, tf_checkpoint, hdf5, allennlp, manylangs)
 
 
 def available_models() -> list[str]:
@@ -50,10 +72,12 @@ def load_bilm(name_or_path: str | Path | tuple[str | Path, str | Path]) -> BiLM:
     """Load a biLM of any format that this package knows.
 
     Args:
-        name_or_path: the name of a built-in model; or a directory, a zip archive, a weight file with its options or
-            configuration beside it; or a pair (options, weights). In place of a path, an http(s) address of a zip or of
-            each of a pair is fetched into the cache (`elmokit.weights.download`). A string that is a built-in name is
-            that model: write `./name` for a directory so called.
+        name_or_path: the name of a built-in model; or a directory, an archive, a weight file with its options or
+            configuration beside it; or a pair (options, weights). In place of a path, an http(s) address of an archive
+            or of each of a pair is fetched into the cache (`elmokit.weights.download`), and so is a model of the
+            catalog by its name (`elmokit models list`) or a Hugging Face repository, `hf://owner/name[@revision]` or
+            `owner/name`, unless a path is so called. A string that is a built-in name is that model: write `./name`
+            for a directory so called.
 
     Returns:
         The model in eval mode, float32, on the CPU.
@@ -63,6 +87,26 @@ def load_bilm(name_or_path: str | Path | tuple[str | Path, str | Path]) -> BiLM:
         WeightsError: there is no such model, or its files are damaged, swapped, unknown or do not belong together.
         DownloadError: an address could not be fetched.
     """
+    return load_model(name_or_path, words=False).bilm
+
+
+def load_model(
+    name_or_path: str | Path | tuple[str | Path, str | Path], *, words: bool = True, head: bool = False
+) -> StoredModel:
+    """Load a biLM with what else its files hold.
+
+    Args:
+        name_or_path: as for `load_bilm`.
+        words: read the vocabulary that lies beside a word-level model.
+        head: read the softmax and the words that it predicts; the published one takes 1.6 GB.
+
+    Returns:
+        The biLM, and of the rest what there is.
+
+    Raises:
+        InputError: the vocabulary is none.
+        ElmokitError: as `load_bilm` does.
+    """
     parts = name_or_path if isinstance(name_or_path, tuple) else (name_or_path,)
     if len(parts) != 1 + isinstance(name_or_path, tuple) or not all(
         isinstance(part, (str, Path)) and str(part) for part in parts
@@ -70,9 +114,11 @@ def load_bilm(name_or_path: str | Path | tuple[str | Path, str | Path]) -> BiLM:
         raise InputError(f"{name_or_path!r} is no model; expected a name, a path, or a pair (options, weights)")
     try:
         if len(parts) == 2:
-            return _load_pair(*(cached_path(part) for part in parts))
+            options, weights = (cached_path(part) for part in parts)
+            return _load_pair(options, weights, words=words, head=head)
         with _resolved(parts[0]) as path:
-            return _load_directory(path) if path.is_dir() else _load_file(path)
+            load = _load_directory if path.is_dir() else _load_file
+            return load(path, words=words, head=head)
     except (WeightsError, ConfigError) as error:
         # A page where a model was to be, such as a login, would otherwise stay in the cache for good.
         pages = [part for part in parts if "://" in str(part) and describe(cached_path(part)) == UNKNOWN]
@@ -85,24 +131,31 @@ def load_bilm(name_or_path: str | Path | tuple[str | Path, str | Path]) -> BiLM:
         ) from error
 
 
-def load_language_model(name_or_path: str | Path) -> tuple[BiLM, Softmax, Lexicon]:
+def load_language_model(
+    name_or_path: str | Path | tuple[str | Path, str | Path],
+) -> tuple[BiLM, Softmax, Lexicon]:
     """Load a biLM with its softmax and the words that it predicts.
 
     Args:
-        name_or_path: the name of a built-in model, or a directory that `elmokit train` left.
+        name_or_path: as for `load_bilm`, of a directory that `elmokit train` left, or a training checkpoint of bilm-tf.
 
     Returns:
         All in eval mode, float32, on the CPU.
 
     Raises:
-        ConfigError: the configuration describes no biLM.
         InputError: the vocabulary is none.
-        WeightsError: there is no such model, it has no softmax, or its files are damaged.
+        WeightsError: there is no softmax, or no vocabulary.
+        ElmokitError: as `load_bilm` does.
     """
-    with _resolved(name_or_path) as path:
-        if not path.is_dir():
-            raise WeightsError(f"{path} is a file, expected the directory of a language model")
-        return native.load_language_model(path)
+    stored = load_model(name_or_path, head=True)
+    if stored.head is None:
+        raise WeightsError(f"{name_or_path} holds a biLM without its softmax, expected a language model")
+    if stored.lexicon is None:
+        raise WeightsError(
+            f"{name_or_path} holds a language model without its words; expected one word a line in a file "
+            f"{VOCABULARY_NAME} beside the weights"
+        )
+    return stored.bilm, stored.head, stored.lexicon
 
 
 @contextmanager
@@ -113,11 +166,15 @@ def _resolved(name_or_path: str | Path) -> Iterator[Path]:
             with resources.as_file(folder) as path:
                 yield path
             return
-    path = cached_path(name_or_path)
+    index = Path(f"{name_or_path}{tf_checkpoint.INDEX}")  # TensorFlow names a checkpoint by what its files begin with
+    named = index.is_file() and not Path(name_or_path).exists()
+    path = index if named else cached_path(locate(name_or_path))
     if not path.exists():
+        near = nearest(str(name_or_path), available_models())
+        meant = f"did you mean {' or '.join(near)}? Built in" if near else "built-in models"
         raise WeightsError(
             f"there is no file, directory or built-in model {str(name_or_path)!r}; "
-            f"built-in models: {', '.join(available_models()) or 'none'}"
+            f"{meant}: {', '.join(available_models()) or 'none'}; `elmokit models list` names all"
         )
     yield path
 
@@ -126,6 +183,7 @@ def save_bilm(
     bilm: BiLM,
     path: str | Path,
     *,
+    format: Format | None = None,
     dtype: native.Dtype = "float32",
     options_file: str | Path | None = None,
 ) -> None:
@@ -133,8 +191,9 @@ def save_bilm(
 
     Args:
         bilm: the model.
-        path: ending in `.hdf5` or `.h5`, the weights in the format of AllenNLP and bilm-tf; else a directory in native
-            format.
+        path: a file for the weights in HDF5, with options beside it; else a directory.
+        format: `native`; `hdf5`, that of AllenNLP and bilm-tf; or `manylangs`, that of ELMoForManyLangs, which holds
+            models of code points. By default HDF5 where the path ends in `.hdf5` or `.h5`, else native.
         dtype: of the native format's numbers.
         options_file: of the HDF5 format; by default `options.json` beside the weights.
 
@@ -142,35 +201,66 @@ def save_bilm(
         InputError: an argument that the format has no use for.
         WeightsError: a weight is not finite, or a file cannot be written.
     """
-    path = Path(path)
-    if path.suffix.lower() in hdf5.SUFFIXES:
-        if dtype != "float32":
-            raise InputError(f"{path}: the HDF5 format is float32 only, not {dtype}; save to a directory instead")
-        hdf5.write(bilm, path, options_file=Path(options_file or path.with_name("options.json")))
-    else:
-        if options_file is not None:
-            raise InputError(f"{path} is a directory in native format, which has no options file, but one was given")
-        native.write(bilm, path, dtype=dtype)
+    _save(StoredModel(bilm), Path(path), format=format, dtype=dtype, options_file=options_file)
 
 
-def convert(name_or_path: str | Path, path: str | Path, *, dtype: native.Dtype = "float32") -> None:
-    """Load a model and save it in another format; a native model's softmax and words stay with it in a native one.
+def convert(
+    name_or_path: str | Path | tuple[str | Path, str | Path],
+    path: str | Path,
+    *,
+    format: Format | None = None,
+    dtype: native.Dtype = "float32",
+) -> None:
+    """Load a model and save it in another format, with all that the format can hold.
+
+    The native format holds all of a `StoredModel`. What another one has no place for, such as learned mixes, is left
+    out with a warning.
 
     Args:
-        name_or_path: as for `load_bilm`, but for the pair.
+        name_or_path: as for `load_bilm`.
         path: as for `save_bilm`.
+        format: as for `save_bilm`.
         dtype: as for `save_bilm`.
 
     Raises:
-        ElmokitError: as `load_bilm` and `save_bilm` do.
+        ElmokitError: as `load_model` and `save_bilm` do.
     """
-    path = Path(path)
-    with _resolved(name_or_path) as source:
-        if native.holds_language_model(source) and path.suffix.lower() not in hdf5.SUFFIXES:
-            bilm, head, lexicon = native.load_language_model(source)
-            native.save_language_model(bilm, path, head=head, lexicon=lexicon, dtype=dtype)
-            return
-    save_bilm(load_bilm(name_or_path), path, dtype=dtype)
+    stored = load_model(name_or_path, head=True)
+    if stored.head is not None and stored.lexicon is None:
+        stored = replace(stored, head=None)
+        _left_out(path, f"its softmax, for the lack of its words (a file {VOCABULARY_NAME} beside it)")
+    _save(stored, Path(path), format=format, dtype=dtype)
+
+
+def _save(
+    stored: StoredModel,
+    path: Path,
+    *,
+    format: Format | None,
+    dtype: native.Dtype,
+    options_file: str | Path | None = None,
+) -> None:
+    format = format or ("hdf5" if path.suffix.lower() in hdf5.SUFFIXES else "native")
+    if format not in get_args(Format):
+        raise InputError(f"format is {format!r}, expected one of {', '.join(get_args(Format))}")
+    if dtype != "float32" and format != "native":
+        raise InputError(f"{path}: the {format} format is float32 only, not {dtype}; save in the native format instead")
+    if options_file is not None and format != "hdf5":
+        raise InputError(f"{path} is a directory in {format} format, which has no options file, but one was given")
+    full = format == "hdf5" and isinstance(stored.head, LMHead)
+    if format != "native" and (stored.mixes or (stored.head and not full)):
+        parts = {"its learned mixes": stored.mixes, "its softmax": stored.head and not full}
+        _left_out(path, f"{' and '.join(name for name, there in parts.items() if there)}: {format} has no such thing")
+    if format == "hdf5":
+        hdf5.write(stored, path, options_file=Path(options_file or path.with_name("options.json")))
+    elif format == "manylangs":
+        manylangs.write(stored, path)
+    else:
+        native.write(stored, path, dtype=dtype)
+
+
+def _left_out(path: str | Path, what: str) -> None:
+    warnings.warn(f"{path} is written without {what}", stacklevel=4)
 
 
 def _built_in() -> list[Traversable]:
@@ -178,7 +268,7 @@ def _built_in() -> list[Traversable]:
     return [folder for folder in assets.iterdir() if (folder / native.CONFIG_NAME).is_file()] if assets.is_dir() else []
 
 
-def _load_pair(options: Path, weights: Path) -> BiLM:
+def _load_pair(options: Path, weights: Path, *, words: bool, head: bool) -> StoredModel:
     kinds = describe(options), describe(weights)
     if kinds[1] == JSON and kinds[0] in (HDF5, SAFETENSORS):
         raise WeightsError(
@@ -188,34 +278,38 @@ def _load_pair(options: Path, weights: Path) -> BiLM:
     if kinds[0] != JSON:
         raise WeightsError(f"{options} is {kinds[0]}, expected options or configuration as {JSON}")
     if kinds[1] == HDF5:
-        return hdf5.read(options, weights)
+        return hdf5.read(options, weights, words=words, head=head)
     if kinds[1] == SAFETENSORS:
-        return native.read(options, weights)
+        return native.read(options, weights, words=words, head=head)
+    if kinds[1] == TENSOR_BUNDLE:
+        return tf_checkpoint.read(options, weights, words=words, head=head)
     raise WeightsError(f"{weights} is {kinds[1]}, expected weights as {HDF5} or {SAFETENSORS}")
 
 
-def _load_file(path: Path) -> BiLM:
+def _load_file(path: Path, *, words: bool, head: bool) -> StoredModel:
     kind = describe(path)
     if kind == HDF5:
-        return hdf5.read(hdf5.options_beside(path), path)
+        return hdf5.read(options_beside(path), path, words=words, head=head)
     if kind == SAFETENSORS:
-        return native.read(path.with_name(native.CONFIG_NAME), path)
-    if kind == ZIP:
-        return _load_zip(path)
+        return native.read(path.with_name(native.CONFIG_NAME), path, words=words, head=head)
+    if kind == TENSOR_BUNDLE:
+        return tf_checkpoint.read(options_beside(path), path, words=words, head=head)
+    if kind == PICKLE:
+        layout: _Layout = manylangs if path.name == manylangs.ENCODER_NAME else allennlp
+        return layout.read(path.with_name("config.json"), path, words=words, head=head)
+    if kind in (ZIP, TAR):
+        return _load_archive(path, kind, words=words, head=head)
     hint = "; give its directory, or the pair (options, weights)" if kind == JSON else ""
-    raise WeightsError(f"{path} is {kind}, expected weights as {HDF5}, {SAFETENSORS} or {ZIP}{hint}")
+    raise WeightsError(f"{path} is {kind}, expected weights as {HDF5}, {SAFETENSORS}, {PICKLE} or {ZIP}{hint}")
 
 
-def _load_directory(folder: Path) -> BiLM:
+def _load_directory(folder: Path, *, words: bool, head: bool) -> StoredModel:
     with reading(folder, "a directory"):
         names = sorted(path.name for path in folder.iterdir())
     for layout in _LAYOUTS:
         found = layout.find(folder)
         if found is not None:
-            return layout.read(*found)
-    for sign, kind in _FOREIGN.items():
-        if any(fnmatch(name, sign) for name in names):
-            raise WeightsError(f"{folder} holds {kind} ({sign}), a format that this version does not read")
+            return layout.read(*found, words=words, head=head)
     listed = ", ".join(names[:20]) + (" ..." if len(names) > 20 else "")
     raise WeightsError(
         f"{folder} holds no model that is known here, but: {listed or 'nothing'}; expected "
@@ -223,24 +317,9 @@ def _load_directory(folder: Path) -> BiLM:
     )
 
 
-def _load_zip(path: Path) -> BiLM:
-    """A directory in a zip archive, at its root (NLPL) or in one folder."""
-    with tempfile.TemporaryDirectory(prefix="elmokit-") as name:
-        folder = Path(name)
-        with reading(path, ZIP), zipfile.ZipFile(path) as archive:
-            _check_members(archive, path)
-            archive.extractall(folder)
-        inside = [item for item in folder.iterdir() if item.name != "__MACOSX"]
+def _load_archive(path: Path, kind: str, *, words: bool, head: bool) -> StoredModel:
+    with unpacked(path, kind) as folder:
         try:
-            return _load_directory(inside[0] if len(inside) == 1 and inside[0].is_dir() else folder)
-        except (WeightsError, ConfigError) as error:  # the folder is gone when this is read
+            return _load_directory(folder, words=words, head=head)
+        except ElmokitError as error:  # the folder is gone when this is read
             raise type(error)(str(error).replace(str(folder), str(path))) from error
-
-
-def _check_members(archive: zipfile.ZipFile, path: Path) -> None:
-    """Refuse members that would leave the folder or fill the disk; zipfile never unpacks more than a member claims."""
-    for member in archive.infolist():
-        target = PurePosixPath(member.filename.replace("\\", "/"))
-        if target.is_absolute() or ".." in target.parts or ":" in target.parts[0]:
-            raise WeightsError(f"{path} has a member {member.filename!r}, which would be written outside its folder")
-    check_expansion(sum(member.file_size for member in archive.infolist()), path.stat().st_size, source=path)

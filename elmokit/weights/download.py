@@ -1,8 +1,8 @@
 """A file behind an http(s) address as a file in the platform's cache, fetched once.
 
-The old line `Elmo(options_url, weight_url, 1)` and `load_bilm` come through here. A file under its final name is
-always whole: it is fetched under another one, by one process at a time, goes on where a broken transfer stopped, and
-is renamed when its length and, if known, its SHA-256 are right. `ELMOKIT_CACHE` names another folder,
+The old line `Elmo(options_url, weight_url, 1)`, `load_bilm` and the catalog come through here. A file under its
+final name is always whole: it is fetched under another one, by one process at a time, goes on where a broken transfer
+stopped, and is renamed when its length and, if known, its SHA-256 are right. `ELMOKIT_CACHE` names another folder,
 `ELMOKIT_OFFLINE=1` forbids the network; the usual proxy variables are respected.
 """
 
@@ -10,6 +10,7 @@ import hashlib
 import http.client
 import os
 import re
+import shutil
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -47,13 +48,28 @@ def cached_path(url_or_path: str | Path, *, sha256: str | None = None) -> Path:
     url = str(url_or_path)
     if isinstance(url_or_path, Path) or "://" not in url:
         return Path(url_or_path)
+    with _reported(url, cache_folder()):
+        target = cache_folder() / _name_in_cache(url)
+    return fetch(url, target, sha256=sha256)
+
+
+def fetch(url: str, target: Path, *, sha256: str | None = None) -> Path:
+    """The file of an address under a name of one's own; not fetched if it is there.
+
+    Args:
+        url: http(s).
+        target: what it is called here; its folder is made.
+        sha256: as for `cached_path`.
+
+    Raises:
+        DownloadError: as in `cached_path`.
+    """
     if not url.lower().startswith(("http://", "https://")):
         raise DownloadError(f"{url} is no address to fetch from; expected http://, https:// or a local path")
-    with _reported(url):
-        target = cache_folder() / _name_in_cache(url)
+    with _reported(url, target):
         if _is_there(target, sha256):
             return target
-        if os.environ.get("ELMOKIT_OFFLINE", "0") not in ("", "0"):
+        if is_offline():
             state = f"has another SHA-256 than {sha256}" if target.exists() else "is not there"
             raise DownloadError(
                 f"{url} was wanted from the cache, where its file {target} {state}, and ELMOKIT_OFFLINE forbids the "
@@ -72,6 +88,11 @@ def forget(url_or_path: str | Path) -> bool:
         return False
     (cache_folder() / _name_in_cache(url_or_path)).unlink(missing_ok=True)
     return True
+
+
+def is_offline() -> bool:
+    """Whether `ELMOKIT_OFFLINE` forbids the network."""
+    return os.environ.get("ELMOKIT_OFFLINE", "0") not in ("", "0")
 
 
 def cache_folder() -> Path:
@@ -101,7 +122,7 @@ def _sha256(path: Path) -> str:
 
 
 @contextmanager
-def _reported(url: str) -> Iterator[None]:
+def _reported(url: str, target: Path) -> Iterator[None]:
     """Turn failures of network and disk into one DownloadError."""
     try:
         yield
@@ -110,7 +131,7 @@ def _reported(url: str) -> Iterator[None]:
     except (OSError, http.client.HTTPException, ValueError) as error:
         reason = getattr(error, "reason", None) or error
         raise DownloadError(
-            f"{url} could not be fetched into {cache_folder()}: {reason}; check the address, the network and the disk"
+            f"{url} could not be fetched into {target.parent}: {reason}; check the address, the network and the disk"
         ) from error
 
 
@@ -195,11 +216,22 @@ def _transfer(url: str, partial: _Partial) -> tuple[int, int | None]:
                 partial.validator.write_text(mark, "utf-8")
         length = response.headers.get("Content-Length")
         total = start + int(length) if length is not None else None
+        _check_space(partial.data.parent, (total or start) - start)
         with partial.data.open("ab") as file, _progress(url, total, start) as advance:
             while chunk := response.read(CHUNK):
                 file.write(chunk)
                 advance(len(chunk))
     return partial.size, total
+
+
+def _check_space(folder: Path, needed: int) -> None:
+    """Refuse at once what would fill the disk after an hour."""
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise DownloadError(
+            f"{folder} has {free:,} bytes free, but {needed:,} are still to come; make room, or let ELMOKIT_CACHE name "
+            "a folder on another disk"
+        )
 
 
 @contextmanager

@@ -6,6 +6,7 @@ under a temporary name and renamed, so that one with the final name is always wh
 
 import lzma
 import os
+import tarfile
 import tempfile
 import zipfile
 import zlib
@@ -20,11 +21,16 @@ from elmokit.errors import ConfigError, WeightsError
 LARGEST_JSON = 2**20  # published options have under 1 KB
 FREE_EXPANSION = 64 * 2**20
 LARGEST_EXPANSION = 100  # trained weights hardly compress at all
+_OLD_PICKLE = bytes.fromhex("80028a0a6cfc9c46f9206aa85019")  # torch's magic number; since 1.6 it writes zip archives
 
 HDF5 = "an HDF5 file"
 SAFETENSORS = "a safetensors file"
 ZIP = "a zip archive"
+TAR = "a tar archive"
+PICKLE = "a state dictionary of PyTorch"
 JSON = "JSON text"
+TENSOR_BUNDLE = "the index of a TensorFlow checkpoint"
+TENSOR_BUNDLE_MAGIC = bytes.fromhex("57fb808b247547db")  # the last bytes of a table of LevelDB's kind
 UNKNOWN = "a file of unknown format"
 
 
@@ -37,13 +43,22 @@ def describe(path: Path) -> str:
     if path.is_dir():
         return "a directory"
     with reading(path, "a weight file"), path.open("rb") as file:
-        start = file.read(64)
+        start = file.read(512)
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 8))
+        end = file.read(8)
     if not start:
         return "an empty file"
     if start.startswith(b"\x89HDF\r\n\x1a\n"):
         return HDF5
     if start.startswith((b"PK\x03\x04", b"PK\x05\x06")):
-        return ZIP
+        name = start[30 : 30 + int.from_bytes(start[26:28], "little")]  # of the first member
+        return PICKLE if name.endswith(b"data.pkl") else ZIP
+    if start.startswith(_OLD_PICKLE):
+        return PICKLE
+    if start.startswith(b"\x1f\x8b") or start[257:262] == b"ustar":
+        return TAR
+    if end == TENSOR_BUNDLE_MAGIC:
+        return TENSOR_BUNDLE
     if start[8:9] == b"{" and int.from_bytes(start[:8], "little") < 2**40:  # length of the header, then the header
         return SAFETENSORS
     if start.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{"):
@@ -60,7 +75,15 @@ def reading(path: Path, expected: str) -> Iterator[None]:
         raise WeightsError(f"there is no file {path}, expected {expected}") from error
     except (
         *(OSError, EOFError, KeyError, ValueError, TypeError, RuntimeError),
-        *(OverflowError, MemoryError, SafetensorError, zipfile.BadZipFile, zlib.error, lzma.LZMAError),
+        *(
+            OverflowError,
+            MemoryError,
+            SafetensorError,
+            zipfile.BadZipFile,
+            tarfile.TarError,
+            zlib.error,
+            lzma.LZMAError,
+        ),
     ) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise WeightsError(

@@ -7,18 +7,50 @@ means to read.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from elmokit.config import BiLMConfig, CharCNNConfig
+from elmokit.config import BiLMConfig
 from elmokit.errors import WeightsError
 from elmokit.model.bilm import BiLM
 from elmokit.model.build import build_bilm
+from elmokit.model.lm_head import Softmax
+from elmokit.text.lexicon import Lexicon
 from elmokit.weights.transforms import Step
 
 NAMES_IN_A_MESSAGE = 20
 LARGEST_MODEL = 2**40  # parameters; the published ones have 10**8
+
+
+class Mix(NamedTuple):
+    """A scalar mix that a task has learned.
+
+    Attributes:
+        weights: one a layer (L + 1), before the softmax.
+        gamma: factor of the sum.
+    """
+
+    weights: tuple[float, ...]
+    gamma: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredModel:
+    """What a model's files hold, as far as it was asked for.
+
+    Attributes:
+        bilm: in eval mode, float32, on the CPU.
+        lexicon: the words of a word-level model's rows, or of the softmax; None where no vocabulary lies beside.
+        head: the softmax of the language model.
+        mixes: of an AllenNLP task model, in its order.
+    """
+
+    bilm: BiLM
+    lexicon: Lexicon | None = None
+    head: Softmax | None = None
+    mixes: tuple[Mix, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +61,19 @@ class Entry:
         theirs: its name in the file.
         ours: the parameter of `BiLM` it holds; several where the file keeps them side by side, equally wide.
         steps: from the file's layout to ours.
+        dim: the axis on which several lie side by side.
     """
 
     theirs: str
     ours: tuple[str, ...]
     steps: tuple[Step, ...] = ()
+    dim: int = -1
 
     def read(self, tensor: Tensor) -> dict[str, Tensor]:
         """Their tensor to our parameters."""
         for step in self.steps:
             tensor = step.read(tensor)
-        parts = tensor.chunk(len(self.ours), dim=-1) if len(self.ours) > 1 else (tensor,)
+        parts = tensor.chunk(len(self.ours), dim=self.dim) if len(self.ours) > 1 else (tensor,)
         # Copies, so that no parameter keeps a bigger tensor alive or shares memory with another.
         return {
             name: part.clone(memory_format=torch.contiguous_format) for name, part in zip(self.ours, parts, strict=True)
@@ -48,7 +82,7 @@ class Entry:
     def write(self, parameters: Mapping[str, Tensor]) -> Tensor:
         """Our parameters to their tensor."""
         parts = [parameters[name] for name in self.ours]
-        tensor = torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0]
+        tensor = torch.cat(parts, dim=self.dim) if len(parts) > 1 else parts[0]
         for step in reversed(self.steps):
             tensor = step.write(tensor)
         return tensor.contiguous()
@@ -133,8 +167,8 @@ def check_depth(config: BiLMConfig, num_tensors: int, *, source: str) -> None:
         WeightsError: so many parts cannot be in this file.
     """
     parts = config.encoder.num_layers
-    if isinstance(config.tokens, CharCNNConfig):
-        parts = max(parts, config.tokens.num_highways, len(config.tokens.filters))
+    if config.characters:
+        parts = max(parts, config.characters.num_highways, len(config.characters.filters))
     if parts > num_tensors:
         raise WeightsError(
             f"{source} holds {num_tensors} tensors, but its configuration speaks of {parts} layers of one kind; "

@@ -1,8 +1,8 @@
 """The package's own format: a directory with `config.json` and `model.safetensors`.
 
 Tensors carry the names of `BiLM`'s parameters, in float32 or float16 (half the size, for the models in the box); they
-load as float32. `elmokit.train` leaves the softmax there too, as `lm_head.*`, and its words in `vocab.txt`; `read` does
-without them, `load_language_model` gives all three.
+load as float32. The same two files hold what else a model may have: the softmax as `lm_head.*`, learned mixes as
+`mixes.k.*`; `vocab.txt` has the words of the softmax, or of a word-level model's rows.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,16 +13,18 @@ from typing import Any, Literal
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from elmokit.config import BiLMConfig
-from elmokit.errors import WeightsError
 from elmokit.model.bilm import BiLM
-from elmokit.model.lm_head import Softmax, build_softmax
+from elmokit.model.lm_head import AdaptiveHead, Softmax
+from elmokit.model.mix import ScalarMix
 from elmokit.text.lexicon import Lexicon
 from elmokit.weights.files import SAFETENSORS, read_json, reading, replacing
 from elmokit.weights.layouts import (
     Entry,
+    Mix,
+    StoredModel,
     StoredTensor,
     assemble,
     check_depth,
@@ -31,11 +33,12 @@ from elmokit.weights.layouts import (
     plain_tensors,
     skeleton,
 )
+from elmokit.weights.vocabulary import VOCABULARY_NAME, empty_softmax, with_words
 
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
-VOCABULARY_NAME = "vocab.txt"
 HEAD = "lm_head."
+MIXES = "mixes."
 
 Dtype = Literal["float32", "float16"]
 
@@ -46,86 +49,91 @@ def find(folder: Path) -> tuple[Path, Path] | None:
     return files if all(path.is_file() for path in files) else None
 
 
-def read(config_file: Path, weights: Path) -> BiLM:
-    """Load a biLM.
+def read(config_file: Path, weights: Path, *, words: bool = False, head: bool = False) -> StoredModel:
+    """Load a biLM and what lies with it.
 
     Args:
         config_file: what `BiLMConfig.to_json` wrote.
         weights: the safetensors file.
+        words: read the vocabulary of a word-level model.
+        head: read the softmax and its words.
 
     Raises:
         ConfigError: the configuration is none.
-        WeightsError: the weights are damaged, or belong to another configuration.
+        InputError: the vocabulary is none.
+        WeightsError: the weights are damaged, or belong to another configuration or vocabulary.
     """
     config = BiLMConfig.from_json(read_json(config_file), source=config_file)
+    source = str(weights)
     with _opened(weights) as stored:
-        body = {name: tensor for name, tensor in stored.items() if not name.startswith(HEAD)}
-        check_depth(config, len(body), source=str(weights))
-        names = skeleton(config, source=str(weights)).state_dict()
-        return assemble(config, [Entry(name, (name,)) for name in names], body, source=str(weights))
+        extras = {name: tensor for name, tensor in stored.items() if name.startswith((HEAD, MIXES))}
+        body = {name: tensor for name, tensor in stored.items() if name not in extras}
+        check_depth(config, len(body), source=source)
+        names = skeleton(config, source=source).state_dict()
+        bilm = assemble(config, [Entry(name, (name,)) for name in names], body, source=source)
+        softmax = _read_head(extras, config, source=source) if head else None
+        mixes = _read_mixes(extras, config, source=source)
+    return with_words(StoredModel(bilm, head=softmax, mixes=mixes), weights, words=words)
 
 
-def write(bilm: BiLM, folder: Path, *, dtype: Dtype = "float32") -> None:
-    """Save a biLM; both files appear whole, or neither.
+def _read_head(stored: Mapping[str, StoredTensor], config: BiLMConfig, *, source: str) -> Softmax | None:
+    ours = {name: tensor for name, tensor in stored.items() if name.startswith(HEAD)}
+    if not ours:
+        return None
+    # The rows of the one matrix of words, or of those of the rare words' clusters.
+    adaptive = any(name.startswith(f"{HEAD}softmax.") for name in ours)
+    rows = sum(
+        tensor.shape[0]
+        for name, tensor in ours.items()
+        if name.endswith(".1.weight" if adaptive else ".bias") and tensor.shape
+    )
+    head = empty_softmax(
+        rows + adaptive * AdaptiveHead.SHORTLIST, config.encoder.projection_dim, adaptive=adaptive, source=source
+    )
+    fill(head, [Entry(HEAD + name, (name,)) for name in head.state_dict()], ours, source=source)
+    return head.eval()
+
+
+def _read_mixes(stored: Mapping[str, StoredTensor], config: BiLMConfig, *, source: str) -> tuple[Mix, ...]:
+    """All mixes, numbered from 0 without a gap."""
+    count = len({name.split(".")[1] for name in stored if name.startswith(MIXES)})
+    mixes = [ScalarMix(config.num_layers) for _ in range(count)]
+    module = nn.ModuleList(mixes)
+    table = [Entry(MIXES + name, (name,)) for name in module.state_dict()]
+    fill(module, table, {name: stored[name] for name in stored if name.startswith(MIXES)}, source=source)
+    return tuple(Mix(tuple(mix.weights.tolist()), mix.gamma.item()) for mix in mixes)
+
+
+def write(stored: StoredModel, folder: Path, *, dtype: Dtype = "float32") -> None:
+    """Save a model; its files appear whole, or none.
 
     Args:
-        bilm: the model.
-        folder: where; it is made, and files of these two names in it are replaced.
+        stored: the biLM and what there is beside it; a softmax needs its words.
+        folder: where; it is made, and files of these names in it are replaced.
         dtype: float16 halves the size and rounds to 11 bits.
 
     Raises:
         WeightsError: a weight is not finite or too large for the type, or a file cannot be written.
     """
-    _write(bilm.config, plain_tensors(bilm, source=str(folder)), folder, dtype)
+    head, lexicon, source = stored.head, stored.lexicon, str(folder)
+    assert head is None or (lexicon is not None and head.num_words == len(lexicon)), "a softmax and no words of its own"
+    tensors = plain_tensors(stored.bilm, source=source)
+    if head is not None:
+        tensors |= {HEAD + name: tensor for name, tensor in plain_tensors(head, source=source).items()}
+    for index, mix in enumerate(stored.mixes):
+        tensors |= {
+            f"{MIXES}{index}.weights": torch.tensor(mix.weights),
+            f"{MIXES}{index}.gamma": torch.tensor(mix.gamma),
+        }
+    if lexicon is not None:
+        with replacing(folder / VOCABULARY_NAME) as temporary:
+            lexicon.write(temporary)
+    _write(stored.bilm.config, tensors, folder, dtype)
 
 
 def save_language_model(bilm: BiLM, folder: Path, *, head: Softmax, lexicon: Lexicon, dtype: Dtype = "float32") -> None:
-    """Save a biLM with its softmax and the words that it predicts; `load_bilm` reads the biLM of it.
-
-    Args:
-        bilm: the model.
-        folder: as in `write`; `vocab.txt` is replaced too.
-        head: the softmax over the lexicon's words.
-        lexicon: V words.
-        dtype: as in `write`.
-
-    Raises:
-        WeightsError: as in `write`.
-    """
-    assert head.num_words == len(lexicon), "a softmax and the words of another"
-    tensors = plain_tensors(bilm, source=str(folder))
-    tensors |= {HEAD + name: tensor for name, tensor in plain_tensors(head, source=str(folder)).items()}
-    with replacing(folder / VOCABULARY_NAME) as temporary:
-        lexicon.write(temporary)
-    _write(bilm.config, tensors, folder, dtype)
-
-
-def holds_language_model(folder: Path) -> bool:
-    """Whether a folder in this format has the words of a softmax too."""
-    return find(folder) is not None and (folder / VOCABULARY_NAME).is_file()
-
-
-def load_language_model(folder: Path) -> tuple[BiLM, Softmax, Lexicon]:
-    """What `save_language_model` wrote, in eval mode, float32.
-
-    Raises:
-        ConfigError: the configuration is none.
-        InputError: the vocabulary is none.
-        WeightsError: a file is missing or damaged, or they do not belong together.
-    """
-    weights = folder / WEIGHTS_NAME
-    bilm = read(folder / CONFIG_NAME, weights)
-    with reading(folder / VOCABULARY_NAME, "the vocabulary of a language model"):
-        lexicon = Lexicon.read(folder / VOCABULARY_NAME)
-    with _opened(weights) as stored:
-        ours = {name: tensor for name, tensor in stored.items() if name.startswith(HEAD)}
-        if not ours:
-            raise WeightsError(f"{weights} holds a biLM without its softmax ({HEAD}*), expected a language model")
-        adaptive = any(name.startswith(f"{HEAD}softmax.") for name in ours)
-        with torch.device("meta"):
-            head = build_softmax(len(lexicon), bilm.config.encoder.projection_dim, adaptive=adaptive)
-        fill(head, [Entry(HEAD + name, (name,)) for name in head.state_dict()], ours, source=str(weights))
-    return bilm, head.eval(), lexicon
+    """Save a biLM with its softmax and the words that it predicts: `write`, with the same arguments and errors."""
+    write(StoredModel(bilm, lexicon, head), folder, dtype=dtype)
 
 
 def _write(config: BiLMConfig, tensors: Mapping[str, Tensor], folder: Path, dtype: Dtype) -> None:

@@ -1,7 +1,7 @@
 """The steps between a tensor as another program stores it and as this package does, each with its inverse.
 
-Format files (`hdf5`) list them in their tables; `layouts` runs them forwards on reading and backwards on writing. They
-work on meta tensors too, which is how the shapes that a file must have are found without taking memory.
+Formats list them in their tables (`variables`, `allennlp`); `layouts` runs them forwards on reading and backwards on
+writing. They work on meta tensors too, which is how the shapes that a file must have are found without taking memory.
 """
 
 from collections.abc import Callable
@@ -36,6 +36,11 @@ def _add_to_forget_gate(bias: Tensor, value: float) -> Tensor:
     return torch.cat([i, f + value, g, o])
 
 
+def _negate_second_half(x: Tensor) -> Tensor:
+    first, second = x.chunk(2)
+    return torch.cat([first, -second])
+
+
 TRANSPOSE = Step(lambda x: x.T, lambda x: x.T)
 
 # TensorFlow: (1, width, channels in, channels out). PyTorch: (out, in, width).
@@ -46,3 +51,9 @@ GATE_ORDER = Step(_swap_middle_gates, _swap_middle_gates)
 
 # TensorFlow's cell adds 1 to the forget gate while it runs; ours has it in the bias. After GATE_ORDER.
 FORGET_BIAS = Step(lambda x: _add_to_forget_gate(x, 1.0), lambda x: _add_to_forget_gate(x, -1.0))
+
+# AllenNLP stacks a highway's two matrices; its gate is of the input, ours of what the layer makes of it.
+HIGHWAY_GATE = Step(_negate_second_half, _negate_second_half)
+
+# AllenNLP puts a row of zeros for "no token here" before the character vectors.
+ZERO_ROW = Step(lambda x: x[1:], lambda x: torch.cat([torch.zeros_like(x[:1]), x]))

@@ -11,6 +11,7 @@ from elmokit.model.lm_head import LMHead
 from elmokit.text.lexicon import SPECIAL, Lexicon
 from elmokit.weights import load_bilm, load_language_model, save_bilm
 from elmokit.weights.native import save_language_model
+from tests.manylangs_reference import MadeUp
 
 
 def convert(*arguments):
@@ -26,6 +27,15 @@ def test_a_model_goes_to_hdf5_and_back(tiny_bilm, tmp_path):
     found = load_bilm(tmp_path / "c").state_dict()
     for name, tensor in tiny_bilm.state_dict().items():
         torch.testing.assert_close(found[name], tensor, atol=1e-7, rtol=0)
+
+
+def test_a_model_goes_to_the_format_that_is_asked_for(tmp_path):
+    MadeUp().write(tmp_path / "a")
+    convert(tmp_path / "a", tmp_path / "b")
+    convert(tmp_path / "b", tmp_path / "c", "--format", "manylangs")
+    assert (tmp_path / "c" / "word.dic").is_file()
+    a, c = (load_bilm(tmp_path / name).state_dict() for name in "ac")
+    assert all(torch.equal(a[name], c[name]) for name in a)
 
 
 def test_what_is_there_is_not_written_over(tiny_bilm, tmp_path):

@@ -88,7 +88,8 @@ def test_a_model_without_softmax_is_refused_in_one_line(elmokit, arguments, tiny
     line[1] = tiny_model
     done = elmokit(*line)
     assert done.returncode == 1
-    assert done.stderr.decode().splitlines()[-1].startswith("elmokit: error: ") and b"vocab.txt" in done.stderr
+    assert done.stderr.decode().splitlines()[-1].startswith("elmokit: error: ")
+    assert b"without its softmax" in done.stderr
 
 
 def test_a_signal_saves_and_the_same_command_goes_on(arguments, elmokit, tmp_path):

@@ -77,8 +77,8 @@ def test_a_model_without_softmax_a_text_without_tokens_and_a_missing_file_are_na
 ):
     (tmp_path / "empty.txt").write_bytes(b"\n \n")
     for arguments, said in [
-        ((tiny_model, files[0]), b"vocabulary of a language model"),
-        ((language_model / "vocab.txt", files[0]), b"expected the directory of a language model"),
+        ((tiny_model, files[0]), b"without its softmax"),
+        ((language_model / "vocab.txt", files[0]), b"vocab.txt is a file of unknown format"),
         (("no-such-model", files[0]), b"built-in models: "),
         ((language_model, tmp_path / "empty.txt"), b"empty.txt has no token"),
         ((language_model, files[0], tmp_path / "missing.txt"), b"missing.txt cannot be read"),

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elmokit.errors import InputError
-from elmokit.text.characters import check_tokens, sentences_to_ids, token_to_ids
+from elmokit.text.characters import Alphabet, check_tokens, sentences_to_ids, token_to_ids
 
 
 def expected(body, width):
@@ -102,3 +102,33 @@ def test_tokens_of_spacy_are_tokens_and_one_of_its_documents_is_no_batch():
     assert sentences_to_ids([document], 50)[1].tolist() == [6]
     with pytest.raises(InputError, match="sentence 0 is of type Token"):
         sentences_to_ids(document, 50)
+
+
+ALPHABET = Alphabet("的a😀")
+
+
+@pytest.mark.parametrize(
+    ("token", "symbols"),
+    [
+        ("的a", [0, 1]),
+        ("😀", [2]),  # one code point, whatever its bytes or UTF-16 units
+        ("国a", [8, 1]),  # outside
+        ("\ud800", [8]),
+        ("", []),
+        ("的" * 9, [0] * 4),  # cut between code points
+        ("<S>", [3]),
+        ("</S>", [4]),
+    ],
+)
+def test_code_points_come_first_then_markers_then_what_is_outside(token, symbols):
+    ids = [5, *symbols, 6, *[7] * (4 - len(symbols))]  # before the shift, in a width of 6
+    assert token_to_ids(token, 6, alphabet=ALPHABET).tolist() == [number + 1 for number in ids]
+
+
+def test_a_batch_of_code_points_has_its_boundaries_and_zeros_behind():
+    ids, lengths = sentences_to_ids([["的"], []], 4, alphabet=ALPHABET)
+    assert lengths.tolist() == [3, 2]
+    assert ids.tolist() == [
+        [[6, 4, 7, 8], [6, 1, 7, 8], [6, 5, 7, 8]],
+        [[6, 4, 7, 8], [6, 5, 7, 8], [0, 0, 0, 0]],
+    ]

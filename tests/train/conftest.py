@@ -35,7 +35,7 @@ def text(tmp_path):
 def recipe_of():
     """A function from files and options of `training` and `corpus` to a recipe of a tiny model."""
 
-    def make(*files, corpus=None, weights=None, **training):
+    def make(*files, corpus=None, weights=None, tokens=None, **training):
         weights = weights or [1.0] * len(files)
         return Recipe.model_validate(
             {
@@ -45,6 +45,7 @@ def recipe_of():
                         "embedding_dim": 4,
                         "filters": [(1, 4), (3, 8)],
                         "max_characters_per_token": 12,
+                        **(tokens or {}),
                     },
                     "encoder": {"projection_dim": 8, "cell_dim": 12},
                     "language": "en",

@@ -1,76 +1,25 @@
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from file_server import BODY, serving
 
 from elmokit.errors import DownloadError, WeightsError
 from elmokit.weights import load_bilm, save_bilm
 from elmokit.weights.download import cached_path
 
-BODY = bytes(range(256)) * 5000
 SHA = hashlib.sha256(BODY).hexdigest()
-
-
-class Server(ThreadingHTTPServer):
-    """Serves `files` on 127.0.0.1; the fields below make it misbehave."""
-
-    daemon_threads = True
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.files = {"/a/model.bin": BODY}
-        self.mark = '"v1"'
-        self.ranges = True
-        self.break_after = []  # bytes after which each of the next answers breaks off
-        self.wrong_range = False
-        self.requests = []  # (path, Range)
-
-    def url(self, path="/a/model.bin"):
-        return f"http://127.0.0.1:{self.server_port}{path}"
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def do_GET(self):
-        server, wanted = self.server, self.headers.get("Range")
-        server.requests.append((self.path, wanted))
-        if self.path not in server.files:
-            return self.send_error(404)
-        body, start = server.files[self.path], 0
-        if wanted and server.ranges and self.headers.get("If-Range") == server.mark:
-            start = int(wanted.removeprefix("bytes=").rstrip("-"))
-            if start >= len(body):
-                return self.send_error(416)
-        self.send_response(206 if start else 200)
-        if start:
-            first = start + 1 if server.wrong_range else start
-            self.send_header("Content-Range", f"bytes {first}-{len(body) - 1}/{len(body)}")
-        if server.mark:
-            self.send_header("ETag", server.mark)
-        self.send_header("Content-Length", str(len(body) - start))
-        self.end_headers()
-        end = start + server.break_after.pop(0) if server.break_after else len(body)
-        self.wfile.write(body[start:end])
-
-    def log_message(self, *args):
-        pass
 
 
 @pytest.fixture
 def server():
-    server = Server()
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving() as server:
+        yield server
 
 
 @pytest.fixture(autouse=True)
@@ -178,11 +127,11 @@ def test_a_missing_file_is_one_clear_error(server, cache):
     assert [path.name for path in cache.iterdir() if path.suffix != ".lock"] == []
 
 
-def test_no_connection_is_one_clear_error(server):
-    port = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    port.server_close()
+def test_no_connection_is_one_clear_error():
+    with serving() as closed:
+        address = closed.url("/x")
     with pytest.raises(DownloadError, match="could not be fetched"):
-        cached_path(f"http://127.0.0.1:{port.server_port}/x")
+        cached_path(address)
 
 
 @pytest.mark.parametrize("url", ["ftp://host/x", "s3://bucket/x", "http://", "http://[", "http://127.0.0.1:port/x"])
@@ -237,6 +186,29 @@ def test_two_processes_fetch_once_and_the_one_shows_a_bar_on_stderr(server):
     assert Path(outputs[0].strip()).read_bytes() == server.files["/a/model.bin"]
     assert len(server.requests) == 1
     assert sorted("model.bin" in bar for bar in bars) == [False, True]
+
+
+def test_a_process_that_is_killed_leaves_the_next_one_its_half(server, cache):
+    server.hold = threading.Event()
+    code = f"from elmokit.weights.download import cached_path; cached_path({server.url()!r})"
+    process = subprocess.Popen([sys.executable, "-c", code])
+    while not any(path.stat().st_size for path in cache.glob("*.partial")):
+        assert process.poll() is None
+    process.kill()
+    process.wait()
+    server.hold.set()
+    assert cached_path(server.url(), sha256=SHA).read_bytes() == BODY
+    start = int(server.requests[-1][1].removeprefix("bytes=").rstrip("-"))
+    assert 0 < start <= len(BODY) // 2
+
+
+def test_a_file_that_does_not_fit_the_disk_is_refused_before_it_is_fetched(server, cache):
+    free = shutil.disk_usage(cache.parent).free
+    server.claim = 2 * free
+    with pytest.raises(DownloadError, match=r"bytes free, but [\d,]+ are still to come.*ELMOKIT_CACHE"):
+        cached_path(server.url())
+    assert len(server.requests) == 1
+    assert not any(path.stat().st_size for path in cache.glob("*.partial"))
 
 
 def test_models_load_from_addresses(server, make_bilm, assert_same, tmp_path):

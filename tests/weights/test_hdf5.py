@@ -1,3 +1,4 @@
+import gzip
 import json
 from pathlib import Path
 
@@ -8,9 +9,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import elmokit
 from elmokit.config import CharCNNConfig, EncoderConfig, WordEmbeddingConfig
-from elmokit.errors import ConfigError, WeightsError
-from elmokit.weights import load_bilm, save_bilm
+from elmokit.errors import ConfigError, InputError, WeightsError
+from elmokit.model.lm_head import AdaptiveHead, LMHead
+from elmokit.text.lexicon import SPECIAL, Lexicon
+from elmokit.weights import convert, load_bilm, load_language_model, load_model, save_bilm
+from elmokit.weights.native import save_language_model
 from elmokit.weights.transforms import FORGET_BIAS
 
 P, D, E, F = 5, 7, 3, 10
@@ -241,15 +246,26 @@ def test_one_layer_models_load_in_both_spellings(level, tensorflow_file):
     assert np.array_equal(weight, arrays[f"RNN_1/RNN/{level}LSTMCell/W_P_0"].T)
 
 
-def test_word_level_models_take_their_words_from_the_file(tensorflow_file):
+@pytest.mark.parametrize("char_cnn", ["absent", "null", "left from another model"])
+def test_word_level_models_take_their_words_from_the_file(char_cnn, tensorflow_file):
     options, weights, content, arrays = tensorflow_file
-    del content["char_cnn"]
-    arrays = {name: array for name, array in arrays.items() if name.startswith("RNN")}
-    write(weights.parent, content | {"n_tokens_vocab": 999}, arrays | {"embedding": np.ones((13, P), np.float32)})
+    if char_cnn == "absent":
+        del content["char_cnn"]
+    elif char_cnn == "null":
+        content["char_cnn"] = None
+    words = {name: array for name, array in arrays.items() if name.startswith("RNN")}
+    words["embedding"] = np.arange(13 * P, dtype=np.float32).reshape(13, P)
+    write(weights.parent, content | {"n_tokens_vocab": 999}, words)
     bilm = load_bilm((options, weights))
     assert bilm.config.tokens == WordEmbeddingConfig(num_words=13)
+    assert np.array_equal(bilm.token_encoder.embedding.weight.detach().numpy(), words["embedding"])
+
+
+def test_options_of_words_with_weights_of_characters_are_named(tensorflow_file):
+    options, weights, content, arrays = tensorflow_file
+    del content["char_cnn"]
     write(weights.parent, content, arrays)
-    with pytest.raises(WeightsError, match=r"no 'char_cnn'.*embedding"):
+    with pytest.raises(WeightsError, match=r"no 'char_cnn'.*'embedding'"):
         load_bilm((options, weights))
 
 
@@ -364,3 +380,194 @@ def test_loading_leaves_the_random_generator_alone(tensorflow_file):
     before = torch.get_rng_state()
     load_bilm((options, weights))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+HEAD = {"softmax/W": np.ones((4, P), np.float32), "softmax/b": np.arange(4, dtype=np.float32)}
+
+
+@pytest.mark.parametrize("place", ["inside", "beside"])
+def test_a_softmax_in_the_file_or_beside_it_makes_a_language_model(place, tensorflow_file, assert_same):
+    options, weights, content, arrays = tensorflow_file
+    expected, folder = load_bilm((options, weights)), weights.parent
+    if place == "inside":
+        write(folder, content, arrays | HEAD)
+    else:
+        with h5py.File(folder / "softmax_weights.hdf5", "w") as file:
+            for name, array in HEAD.items():
+                file[name] = array
+    Lexicon([*SPECIAL, "word"]).write(folder / "vocab.txt")
+    for source in (folder, weights, (options, weights)):
+        bilm, head, lexicon = load_language_model(source)
+        assert_same(bilm, expected)
+        assert np.array_equal(head.weight.detach().numpy(), HEAD["softmax/W"])
+        assert np.array_equal(head.bias.detach().numpy(), HEAD["softmax/b"])
+        assert lexicon.words[-1] == "word"
+    assert load_model(folder).head is None
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"softmax/b": None}, r"missing: 'softmax/b' \(4,\)"),
+        ({"softmax/W": None}, r"missing: 'softmax/W' \(4, 5\)"),
+        ({"softmax/W": np.ones((4, 3), np.float32)}, r"'softmax/W' is \(4, 3\), expected \(4, 5\)"),
+        ({"softmax/W": np.ones((), np.float32)}, r"'softmax/W' is \(\), expected \(4, 5\)"),
+        ({"softmax/b": np.full(4, np.nan, np.float32)}, "NaN"),
+    ],
+)
+def test_a_softmax_that_is_none_is_named_where_it_is_wanted(change, said, tensorflow_file, assert_same):
+    options, weights, content, arrays = tensorflow_file
+    expected = load_bilm((options, weights))
+    head = {name: array for name, array in (HEAD | change).items() if array is not None}
+    write(weights.parent, content, arrays | head)
+    assert_same(load_bilm((options, weights)), expected)
+    with pytest.raises(WeightsError, match=said):
+        load_language_model(weights)
+
+
+def test_vectors_and_caches_of_other_programs_beside_the_weights_are_passed_over(tensorflow_file, assert_same):
+    """AllenNLP's own fixture folder is such a one."""
+    options, weights, _, _ = tensorflow_file
+    with h5py.File(weights.with_name("elmo_token_embeddings.hdf5"), "w") as file:
+        file["embedding"] = np.zeros((3, P))
+    with h5py.File(weights.with_name("vectors.hdf5"), "w") as file:
+        file["0"] = np.zeros((3, 2, P))
+    weights.with_name("empty.hdf5").write_bytes(b"")
+    assert_same(load_bilm(weights.parent), load_bilm((options, weights)))
+
+
+def test_the_published_folder_loads_as_it_is(published, assert_same):
+    assert_same(load_bilm(published), load_bilm((published / "options.json", published / "lm_weights.hdf5")))
+
+
+def test_a_language_model_goes_through_hdf5_with_softmax_and_words(make_bilm, assert_same, tmp_path):
+    bilm, head, lexicon = make_bilm(), LMHead(5, 5), Lexicon([*SPECIAL, "the", "\u2028"])
+    save_language_model(bilm, tmp_path / "a", head=head, lexicon=lexicon)
+    convert(tmp_path / "a", tmp_path / "b" / "model.hdf5")
+    written = read(tmp_path / "b" / "model.hdf5")
+    assert np.array_equal(written["softmax/W"], head.weight.detach().numpy())
+    convert(tmp_path / "b", tmp_path / "c")
+    same, same_head, same_lexicon = load_language_model(tmp_path / "c")
+    assert_same(same, bilm)
+    assert same_lexicon.words == lexicon.words
+    for name, tensor in head.state_dict().items():
+        assert torch.equal(same_head.state_dict()[name], tensor)
+
+
+def test_an_adaptive_softmax_has_no_place_in_hdf5(make_bilm, tmp_path):
+    lexicon = Lexicon([*SPECIAL, *map(str, range(2500))])
+    save_language_model(make_bilm(), tmp_path / "a", head=AdaptiveHead(len(lexicon), 5), lexicon=lexicon)
+    convert(tmp_path / "a", tmp_path / "b" / "model.hdf5")
+    assert not [name for name in read(tmp_path / "b" / "model.hdf5") if "softmax" in name]
+    assert load_model(tmp_path / "b", head=True).head is None
+
+
+def test_words_of_other_weights_are_not_written_over(make_bilm, tmp_path):
+    save_language_model(make_bilm(), tmp_path / "a", head=LMHead(3, 5), lexicon=Lexicon(SPECIAL))
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "vocab.txt").write_text("of another")
+    with pytest.raises(WeightsError, match=r"vocab\.txt is there and belongs to other weights"):
+        convert(tmp_path / "a", tmp_path / "b" / "model.hdf5")
+    assert [path.name for path in (tmp_path / "b").iterdir()] == ["vocab.txt"]
+
+
+def test_a_model_of_code_points_is_no_model_of_bytes(make_bilm, tmp_path):
+    bilm = make_bilm(CharCNNConfig(embedding_dim=3, filters=FILTERS, alphabet="abc"))
+    with pytest.raises(WeightsError, match=r"code points.*native format"):
+        save_bilm(bilm, tmp_path / "model.hdf5")
+    assert list(tmp_path.iterdir()) == []
+
+
+META = {"corpus": [{"language": "rus", "description": "taiga"}], "algorithm": {"name": "ELMo"}, "id": 199}
+
+
+@pytest.mark.parametrize(
+    ("meta", "language"),
+    [
+        (META, "ru"),
+        (META | {"corpus": {"language": "ENG"}}, "en"),
+        (META | {"corpus": [{"language": "nob"}, {"language": "nob"}]}, "nb"),
+        (META | {"corpus": [{"language": "nob"}, {"language": "nno"}]}, None),
+        (META | {"corpus": [{"language": "xyz"}]}, None),
+        (META | {"corpus": [3, {"language": None}, {}]}, None),
+        ({}, None),
+        ([], None),
+        ("no JSON", None),
+    ],
+)
+def test_an_nlpl_archive_says_its_language(meta, language, tensorflow_file):
+    options, weights, content, _ = tensorflow_file
+    text = meta if isinstance(meta, str) else json.dumps(meta)
+    options.with_name("meta.json").write_text(text, "utf-8")
+    assert load_bilm((options, weights)).config.language == language
+    options.write_text(json.dumps(content | {"language": "de"}), "utf-8")
+    assert load_bilm((options, weights)).config.language == "de"
+
+
+def test_a_vocabulary_that_no_one_asked_for_is_not_read(tensorflow_file):
+    options, weights, _, _ = tensorflow_file
+    options.with_name("vocab.txt").write_text("no specials\n")
+    assert load_model(weights).lexicon is None
+    assert load_model(weights, head=True).lexicon is None
+    assert load_bilm((options, weights)).config.num_layers == 3
+
+
+def test_a_seqvec_folder_is_an_elmo_of_residues(tensorflow_file):
+    """`weights.hdf5` and `options.json` as they are distributed, in either order of the two; a residue is a token."""
+    options, weights, _, _ = tensorflow_file
+    embedder = elmokit.load(weights.parent)
+    layers = embedder.embed([list("SEQVEC")])[0]
+    assert layers.shape == (3, 6, 2 * P)
+    assert np.array_equal(layers[0, 1], layers[0, 4])  # both E
+    with pytest.raises(WeightsError, match="swapped"):
+        elmokit.load((weights, options))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_words_beside_a_word_level_model_are_taken_and_others_win(packed, tensorflow_file, tmp_path):
+    _, weights, content, arrays = tensorflow_file
+    words = {name: array for name, array in arrays.items() if name.startswith("RNN")}
+    rng = np.random.default_rng(1)
+    write(weights.parent, content | {"char_cnn": None}, words | {"embedding": rng.normal(size=(5, P)).astype("f4")})
+    with pytest.raises(ConfigError, match="word-level model, which needs its vocabulary"):
+        elmokit.load(weights.parent)
+    lines = "".join(f"{word}\n" for word in [*SPECIAL, "a", "b"]).encode()
+    beside = weights.parent / ("vocab.txt.gz" if packed else "vocab.txt")
+    beside.write_bytes(gzip.compress(lines) if packed else lines)
+    embedder = elmokit.load(weights)
+    rows = embedder.bilm.token_encoder.embedding.weight.detach().numpy()
+    assert np.array_equal(embedder.embed([["b", "zzz", "a"]], 0)[0][:, :P], rows[[4, 2, 3]])
+    other = tmp_path / "other.txt"
+    other.write_text("b\na\n<S>\n</S>\n<UNK>\n")
+    assert np.array_equal(elmokit.load(weights, vocabulary=other).embed([["b"]], 0)[0][:, :P], rows[[0]])
+    for damaged in (b"", b"\x1f\x8b" + bytes(20)):
+        (tmp_path / "damaged.txt.gz").write_bytes(damaged)
+        with pytest.raises((WeightsError, InputError)):
+            elmokit.load(weights, vocabulary=tmp_path / "damaged.txt.gz")
+    with pytest.raises(WeightsError, match=r"there is no file .*missing\.txt, expected a vocabulary"):
+        elmokit.load(weights, vocabulary=tmp_path / "missing.txt")
+    convert(weights.parent, tmp_path / "native")
+    convert(tmp_path / "native", tmp_path / "again" / "weights.hdf5")
+    for place in ("native", "again"):
+        found = elmokit.load(tmp_path / place).embed([["b", "a"]])[0]
+        np.testing.assert_allclose(found, embedder.embed([["b", "a"]])[0], atol=1e-6)
+    lines += b"one too many\n"
+    beside.write_bytes(gzip.compress(lines) if packed else lines)
+    with pytest.raises(WeightsError, match="has 6 words, but its table of words has 5 rows"):
+        elmokit.load(weights)
+    beside.write_bytes(lines if packed else lines[:7])
+    with pytest.raises((WeightsError, InputError)):
+        elmokit.load(weights)
+    assert load_bilm(weights).config.tokens.num_words == 5
+    assert elmokit.load(weights, vocabulary=other).lexicon.words[0] == "b"
+
+
+def test_several_vocabularies_are_listed(tensorflow_file):
+    options, weights, content, arrays = tensorflow_file
+    write(weights.parent, content, arrays | HEAD)
+    for name in ("vocab-a.txt", "vocab-b.txt"):
+        Lexicon([*SPECIAL, "word"]).write(options.with_name(name))
+    with pytest.raises(WeightsError, match=r"several vocabularies .*vocab-a\.txt, vocab-b\.txt"):
+        load_language_model(weights)
+    options.with_name("vocab-a.txt").rename(options.with_name("vocab.txt"))
+    assert load_language_model(weights)[2].words[-1] == "word"

@@ -5,10 +5,11 @@ from safetensors.torch import load_file, save_file
 
 from elmokit.config import BiLMConfig, CharCNNConfig, EncoderConfig, WordEmbeddingConfig
 from elmokit.errors import ConfigError, InputError, WeightsError
-from elmokit.model.lm_head import LMHead
+from elmokit.model.lm_head import AdaptiveHead, LMHead
 from elmokit.text.lexicon import SPECIAL, Lexicon
-from elmokit.weights import load_bilm, save_bilm
-from elmokit.weights.native import load_language_model, save_language_model
+from elmokit.weights import load_bilm, load_language_model, load_model, save_bilm
+from elmokit.weights.layouts import Mix, StoredModel
+from elmokit.weights.native import save_language_model, write
 
 
 def test_a_directory_holds_the_config_and_the_parameters_by_name(make_bilm, assert_same, tmp_path):
@@ -170,10 +171,10 @@ def test_a_language_model_keeps_its_softmax_and_words(make_bilm, assert_same, tm
 def test_a_language_model_with_the_words_of_another_names_both_counts(make_bilm, tmp_path):
     save_language_model(make_bilm(), tmp_path, head=LMHead(3, 5), lexicon=Lexicon(SPECIAL))
     Lexicon([*SPECIAL, "one", "more"]).write(tmp_path / "vocab.txt")
-    with pytest.raises(WeightsError, match=r"'lm_head.weight' is \(3, 5\), expected \(5, 5\)"):
+    with pytest.raises(WeightsError, match=r"has 5 words, but its softmax has 3 rows"):
         load_language_model(tmp_path)
     (tmp_path / "vocab.txt").unlink()
-    with pytest.raises(WeightsError, match=r"there is no file .*vocab\.txt"):
+    with pytest.raises(WeightsError, match=r"without its words.*vocab\.txt"):
         load_language_model(tmp_path)
 
 
@@ -181,4 +182,69 @@ def test_a_model_without_a_softmax_is_no_language_model(make_bilm, tmp_path):
     save_bilm(make_bilm(), tmp_path)
     Lexicon(SPECIAL).write(tmp_path / "vocab.txt")
     with pytest.raises(WeightsError, match="without its softmax"):
+        load_language_model(tmp_path)
+
+
+def test_an_adaptive_softmax_comes_back(make_bilm, tmp_path):
+    lexicon = Lexicon([*SPECIAL, *map(str, range(10_500))])
+    head = AdaptiveHead(len(lexicon), 16)
+    assert len(head.softmax.tail) == 2
+    bilm = make_bilm(encoder=EncoderConfig(projection_dim=16, cell_dim=8))
+    save_language_model(bilm, tmp_path, head=head, lexicon=lexicon)
+    _, same, words = load_language_model(tmp_path)
+    assert words.words == lexicon.words
+    for name, tensor in head.state_dict().items():
+        assert torch.equal(same.state_dict()[name], tensor)
+
+
+def test_a_word_level_model_keeps_its_words_without_a_softmax(make_bilm, assert_same, tmp_path):
+    bilm, lexicon = make_bilm(WordEmbeddingConfig(num_words=4)), Lexicon([*SPECIAL, "word"])
+    write(StoredModel(bilm, lexicon), tmp_path)
+    stored = load_model(tmp_path)
+    assert_same(stored.bilm, bilm)
+    assert stored.lexicon.words == lexicon.words
+    assert load_model(tmp_path, words=False).lexicon is None
+    with pytest.raises(WeightsError, match="without its softmax"):
+        load_language_model(tmp_path)
+    Lexicon([*SPECIAL, "one", "two"]).write(tmp_path / "vocab.txt")
+    with pytest.raises(WeightsError, match="has 5 words, but its table of words has 4 rows"):
+        load_model(tmp_path)
+    assert_same(load_bilm(tmp_path), bilm)
+
+
+def test_mixes_come_back_in_order(make_bilm, assert_same, tmp_path):
+    mixes = tuple(Mix((0.1 * k, -3.0, 1e-7), 1.7 + k) for k in range(12))
+    write(StoredModel(make_bilm(), mixes=mixes), tmp_path)
+    found = load_model(tmp_path).mixes
+    assert [np.float32(mix.weights).tolist() for mix in mixes] == [list(mix.weights) for mix in found]
+    assert [float(np.float32(mix.gamma)) for mix in mixes] == [mix.gamma for mix in found]
+    assert_same(load_bilm(tmp_path), make_bilm())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"mixes.0.gamma": None}, "missing: 'mixes.0.gamma'"),
+        ({"mixes.0.weights": torch.zeros(4)}, r"'mixes.0.weights' is \(4,\), expected \(3,\)"),
+        ({"mixes.7.gamma": torch.zeros(())}, "unused: 'mixes.7.gamma'"),
+        ({"mixes.x": torch.zeros(())}, "unused: 'mixes.x'"),
+        ({"mixes.": torch.zeros(())}, "unused: 'mixes.'"),
+        ({"mixes.0.gamma": torch.tensor(torch.inf)}, "infinite"),
+    ],
+)
+def test_a_mix_that_is_none_is_named(change, said, make_bilm, tmp_path):
+    write(StoredModel(make_bilm(), mixes=(Mix((0.0, 0.0, 0.0), 1.0),)), tmp_path)
+    tensors = {**load_file(tmp_path / "model.safetensors"), **change}
+    save_file({name: t for name, t in tensors.items() if t is not None}, tmp_path / "model.safetensors")
+    with pytest.raises(WeightsError, match=said):
+        load_bilm(tmp_path)
+
+
+@pytest.mark.parametrize("shape", [(2**40, 0), (0, 5), ()])
+def test_a_softmax_of_impossible_sizes_takes_no_memory(shape, make_bilm, tmp_path):
+    save_bilm(make_bilm(), tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    head = {"lm_head.weight": torch.empty(shape), "lm_head.bias": torch.empty(shape)}
+    save_file(tensors | head, tmp_path / "model.safetensors")
+    with pytest.raises(WeightsError, match=r"model\.safetensors"):
         load_language_model(tmp_path)

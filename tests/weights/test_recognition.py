@@ -204,19 +204,19 @@ def test_every_model_in_the_box_is_listed_and_loads():
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("encoder.pkl", "ELMoForManyLangs"),
-        ("model.ckpt-935588.index", "TensorFlow training checkpoint"),
-        ("weights.th", "AllenNLP task archive"),
+        ("model.ckpt-935588.index", "the index of a TensorFlow checkpoint"),
+        ("weights.th", "a state dictionary of PyTorch"),
     ],
 )
-def test_a_format_that_is_not_read_is_named_and_so_is_the_archive_that_holds_it(name, kind, tmp_path):
+def test_a_file_that_is_not_what_its_name_says_is_named_and_so_is_the_archive_that_holds_it(name, kind, tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / name).write_bytes(b"something")
-    pack(tmp_path / "model.zip", {name: b"something"})
+    (tmp_path / "model" / "options.json").write_text('{"lstm": {"dim": 2, "projection_dim": 2}}')
+    pack(tmp_path / "model.zip", contents(tmp_path / "model"))
     for path in (tmp_path / "model", tmp_path / "model.zip"):
-        with pytest.raises(WeightsError, match=kind) as raised:
+        with pytest.raises(WeightsError, match=f"cannot be read as {kind}") as raised:
             load_bilm(path)
-        assert str(raised.value).startswith(f"{path} holds")
+        assert str(raised.value).startswith(f"{path / name}")
 
 
 @pytest.mark.parametrize(

@@ -162,8 +162,11 @@ def _bilm(options_file: str | Path | None, weight_file: str | Path | None, modul
         raise ConfigError("options_file and weight_file are both needed where no module is given")
     else:
         bilm = load_bilm((options_file, weight_file))
-    if not isinstance(bilm.config.tokens, CharCNNConfig):
-        raise ConfigError("this model reads whole words, expected one that reads characters; use elmokit.load for it")
+    if not isinstance(bilm.config.tokens, CharCNNConfig) or bilm.config.tokens.alphabet is not None:
+        raise ConfigError(
+            "this model reads whole words or code points, expected one that reads UTF-8 bytes, as AllenNLP's ids are; "
+            "use elmokit.load for it"
+        )
     return bilm
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from elmokit.errors import InputError
 from elmokit.text.characters import (
-    NUM_CHARACTERS,
+    BYTES,
     SENTENCE_END,
     SENTENCE_START,
     check_tokens,
@@ -67,9 +67,9 @@ def check_ids(inputs: object, width: int) -> Tensor:
         )
     if inputs.is_floating_point() or inputs.dtype == torch.bool:
         raise InputError(f"inputs are {inputs.dtype}, expected integer character ids as batch_to_ids makes them")
-    if inputs.numel() and not 0 <= int(inputs.min()) <= int(inputs.max()) <= NUM_CHARACTERS:
+    if inputs.numel() and not 0 <= int(inputs.min()) <= int(inputs.max()) <= BYTES.padding + 1:
         raise InputError(
-            f"inputs hold ids from {int(inputs.min())} to {int(inputs.max())}, expected 0 to {NUM_CHARACTERS}; "
+            f"inputs hold ids from {int(inputs.min())} to {int(inputs.max())}, expected 0 to {BYTES.padding + 1}; "
             "are they word ids?"
         )
     return inputs.long()
