@@ -52,18 +52,18 @@ class Variant:
     by_character: bool = False
 
 
-POINTS = {"filters": ((1, 128), (2, 256), (3, 128)), "max_characters_per_token": 20}
+BYTES = {"filters": ((1, 32), (2, 32), (3, 96), (4, 96), (6, 256)), "max_characters_per_token": 50}
 VARIANTS = {
     "small-en": (
-        Variant("as in the recipe"),
+        Variant("P 192, D 512, as in the recipe"),
         Variant("P 128, D 1024", encoder={"projection_dim": 128, "cell_dim": 1024}),
         Variant("P 256, D 384", encoder={"projection_dim": 256, "cell_dim": 384}),
         Variant("P 128, D 512", encoder={"projection_dim": 128, "cell_dim": 512}),
     ),
     "small-zh": (
-        Variant("words of UTF-8 bytes"),
-        Variant("words of code points", tokens=POINTS, corpus={"alphabet_size": 5000}),
-        Variant("single characters, code points", tokens=POINTS, corpus={"alphabet_size": 5000}, by_character=True),
+        Variant("words of UTF-8 bytes", tokens=BYTES, corpus={"alphabet_size": None}),
+        Variant("words of code points, as in the recipe"),
+        Variant("single characters, code points", by_character=True),
     ),
 }
 

@@ -24,7 +24,7 @@ def cosine(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return (a * b).sum(-1) / np.linalg.norm(a, axis=-1) / np.linalg.norm(b, axis=-1)
 
 
-def accuracy(model: str | None, rows: list[dict[str, str]]) -> dict[str, dict[str, float]]:
+def accuracy(model: str, rows: list[dict[str, str]]) -> dict[str, dict[str, float]]:
     """Share of rows that come out right, by kind and by layer; the last layer named `mean` is the mean of all."""
     sentences = [row[role].split(" ") for row in rows for role in ("anchor", "same", "other")]
     words = [row["word"] for row in rows for _ in range(3)]
@@ -50,12 +50,12 @@ def main() -> None:
     """Print the table as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("language", choices=["en", "zh"])
-    parser.add_argument("--model", help="built-in name or path; default: the built-in English model")
+    parser.add_argument("--model", help="built-in name or path; default: the built-in model of the language")
     arguments = parser.parse_args()
     file = Path(__file__).with_name(f"{arguments.language}.tsv")
     with file.open(encoding="utf-8", newline="") as lines:
         rows = list(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
-    print(json.dumps(accuracy(arguments.model, rows), indent=2))  # noqa: T201
+    print(json.dumps(accuracy(arguments.model or f"small-{arguments.language}", rows), indent=2))  # noqa: T201
 
 
 if __name__ == "__main__":

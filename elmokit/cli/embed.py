@@ -46,6 +46,10 @@ def embed(
         int | None, typer.Option(min=1, help="More needs more memory.", show_default="2048")
     ] = None,
     device: Annotated[str | None, typer.Option(help="Such as cuda.", show_default="cpu")] = None,
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "int8"], typer.Option(help="What matrix products are rounded to.")
+    ] = "float32",
+    threads: Annotated[int | None, typer.Option(min=1, help="Processors to use.", show_default="all")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a summary as JSON on standard output.")] = False,
 ) -> None:
     """Turn text into contextual vectors.
@@ -59,13 +63,19 @@ def embed(
     from elmokit.embed.embedder import DEFAULT_BUDGET, load
     from elmokit.embed.writers import check_suffix
     from elmokit.errors import InputError
+    from elmokit.model.concurrent import use_threads
 
     if output != STANDARD_STREAM:
         check_suffix(output)
         if Path(output).exists() and Path(source).exists() and Path(output).samefile(source):
             raise InputError(f"{output} is the input itself; name another file for the vectors")
+    use_threads(threads)
     embedder = load(
-        model, device=device, vocabulary=vocabulary, max_tokens_per_batch=max_tokens_per_batch or DEFAULT_BUDGET
+        model,
+        device=device,
+        dtype=dtype,
+        vocabulary=vocabulary,
+        max_tokens_per_batch=max_tokens_per_batch or DEFAULT_BUDGET,
     )
     split = embedder.tokenizer(language).sentences if text else None
     start = time.monotonic()

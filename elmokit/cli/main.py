@@ -4,7 +4,6 @@ Exit codes: 0; 1 for an error that a user can act on; 2 for wrong usage; 130 aft
 output, all else to standard error. A command's file imports what is heavy inside its function, so that help is instant.
 """
 
-import os
 import signal
 import sys
 import warnings
@@ -35,7 +34,10 @@ app.add_typer(models.app, name="models")
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"elmokit {__version__}, torch {version('torch')}, Python {sys.version.split()[0]}")
+        from elmokit import kernel
+
+        python = sys.version.split()[0]
+        typer.echo(f"elmokit {__version__}, torch {version('torch')}, Python {python}, {kernel.describe()}")
         raise typer.Exit
 
 
@@ -63,9 +65,6 @@ def _say(
 
 def main() -> None:
     """Run the command line; the only place that ends the process."""
-    # Step by step products are too small to split: two threads gain little, and where something else runs on the
-    # machine they wait for each other a hundred times longer than they work.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds, so that no half-written file stays
     warnings.showwarning = _say
     debug = "--debug" in sys.argv[1:]  # read here, since an error may come before the options are parsed

@@ -26,6 +26,7 @@ def perplexity(
     language: Annotated[
         str | None, typer.Option(help="Of raw text, such as en or zh.", show_default="the model's")
     ] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Processors to use.", show_default="all")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print figures as JSON.")] = False,
 ) -> None:
     """Measure perplexity: each token and one boundary a sentence, scored once in each direction by the full softmax.
@@ -35,9 +36,11 @@ def perplexity(
     """
     if language and not text:
         raise typer.BadParameter("is for raw text; add --text", param_hint="--language")
+    from elmokit.model.concurrent import use_threads
     from elmokit.train.scoring import Scorer
     from elmokit.weights import load_language_model
 
+    use_threads(threads)
     bilm, head, lexicon = load_language_model(model)
     scorer = Scorer(bilm, head, lexicon)
     tokenizer = None

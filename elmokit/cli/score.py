@@ -20,16 +20,19 @@ def score(
         str | None, typer.Option(metavar="TOKEN", help='Give the best words for this token, such as "___".')
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="Words for a blank.")] = 10,
+    threads: Annotated[int | None, typer.Option(min=1, help="Processors to use.", show_default="all")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON a sentence.")] = False,
 ) -> None:
     """Print log-probabilities (natural, by the full softmax) of each token given its left, its right and both sides.
 
     With --blank, the best words for each blank instead. Words outside the vocabulary are scored as <UNK> and marked.
     """
+    from elmokit.model.concurrent import use_threads
     from elmokit.text.sentences import read_token_lines
     from elmokit.train.scoring import Scorer
     from elmokit.weights import load_language_model
 
+    use_threads(threads)
     scorer = Scorer(*load_language_model(model))
     lines = read_token_lines(source)
     for number, text in enumerate(

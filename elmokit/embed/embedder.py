@@ -1,8 +1,8 @@
 """The `Embedder`: sentences in, one float32 array of contextual vectors a sentence out, in the same order.
 
-Batches come from `elmokit.text.batching`, so that a stream of any length takes the same memory. Within a batch each
-distinct token goes through the token encoder once. Nothing is carried from one sentence to another and dropout is never
-applied: a sentence's vectors depend on the sentence alone.
+Batches come from `elmokit.text.batching`, so that a stream of any length takes the same memory. A token goes through
+the token encoder once, as long as `cache` keeps its vector. Nothing is carried from one sentence to another and dropout
+is never applied: a sentence's vectors depend on the sentence alone.
 """
 
 import operator
@@ -16,12 +16,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from elmokit.embed.cache import TokenVectors
 from elmokit.embed.pooling import Pooling, Vectors, mean_pool
 from elmokit.errors import ConfigError, InputError
 from elmokit.model.bilm import BiLM
+from elmokit.model.concurrent import conducted
 from elmokit.model.mix import ScalarMix
-from elmokit.text.batching import batches_by_tokens, in_order
-from elmokit.text.characters import SENTENCE_END, SENTENCE_START, check_tokens
+from elmokit.model.outputs import BiLMOutput
+from elmokit.model.precision import Precision, set_precision
+from elmokit.text.batching import batches_by_tokens, distinct_tokens, in_order
+from elmokit.text.characters import check_tokens
 from elmokit.text.lexicon import Lexicon
 from elmokit.text.token_ids import TokenIds
 from elmokit.text.tokens import Tokenizer
@@ -79,7 +83,7 @@ class Embedder:
             ConfigError: the device cannot be used, a word-level model has no fitting vocabulary, or the number of
                 mix weights is not the number of layers.
         """
-        self._token_ids = TokenIds(bilm.config.tokens, lexicon)
+        self._vectors = TokenVectors(bilm.token_encoder, TokenIds(bilm.config.tokens, lexicon))
         self.bilm = bilm
         self.lexicon = lexicon
         self.max_tokens_per_batch = max_tokens_per_batch
@@ -174,39 +178,37 @@ class Embedder:
         self, batch: Sequence[tuple[int, list[str]]], layers: Layers, pooling: Pooling | None
     ) -> Iterator[tuple[int, EmbeddedSentence]]:
         """(place, result) of each sentence of a batch."""
-        selected = self._run([tokens for _, tokens in batch], layers)
+        selected = conducted(lambda: self._run([tokens for _, tokens in batch], layers))
         for row, (place, tokens) in enumerate(batch):
             real = slice(1, len(tokens) + 1)  # without the boundaries
-            # A copy, so that keeping one sentence does not keep its whole batch.
-            vectors = np.stack([layer[row, real].numpy() for layer in selected])
+            # Memory of its own, so that keeping one sentence does not keep its whole batch.
+            vectors = np.empty((len(selected), len(tokens), self.bilm.config.output_dim), np.float32)
+            for layer, parts in zip(vectors, selected, strict=True):
+                np.concatenate([part[row, real] for part in parts], axis=-1, out=layer)
             if layers != "all":
                 vectors = vectors[0]
             yield place, EmbeddedSentence(tokens, vectors if pooling is None else mean_pool(vectors))
 
     @torch.inference_mode()
-    def _run(self, sentences: Sequence[list[str]], layers: Layers) -> list[Tensor]:
-        """The layers asked for, (B, T, 2 P) each, float32 on the CPU."""
+    def _run(self, sentences: Sequence[list[str]], layers: Layers) -> list[list[Vectors]]:
+        """The layers asked for, each (B, T, 2 P) in one part, or in two of half the width."""
         device = next(self.bilm.parameters()).device
-        bounded = [[SENTENCE_START, *tokens, SENTENCE_END] for tokens in sentences]
-        types = {token: index for index, token in enumerate(dict.fromkeys(token for row in bounded for token in row))}
-        lengths = torch.tensor([len(row) for row in bounded], device=device)
-        places = torch.zeros(len(bounded), max(len(row) for row in bounded), dtype=torch.long)
-        for row, tokens in zip(places, bounded, strict=True):
-            row[: len(tokens)] = torch.tensor([types[token] for token in tokens])
+        tokens, places, lengths = distinct_tokens(sentences)
         with _evaluating(self.bilm):
-            ids = torch.from_numpy(self._token_ids(list(types))).unsqueeze(0)  # distinct tokens as one sentence
-            vectors = self.bilm.token_encoder(ids.to(device))[0]  # (U, P)
-            output = self.bilm.contextualize(vectors[places.to(device)], lengths).layers
-        if layers == "mix":
-            selected: Sequence[Tensor] = [self.mix.to(device)(output)]
-        elif layers == "average":
-            selected = [torch.stack(output).mean(dim=0)]
-        elif layers == "all":
-            selected = output
-        else:
-            assert layers == "top" or isinstance(layers, int)
-            selected = [output[-1 if layers == "top" else layers]]
-        return [layer.float().cpu() for layer in selected]
+            token_layer = self._vectors(tokens)[torch.from_numpy(places).to(device)]
+            output = self.bilm.contextualize(token_layer, torch.from_numpy(lengths).to(device))
+        return [[part.float().cpu().numpy() for part in parts] for parts in self._select(output, layers)]
+
+    def _select(self, output: BiLMOutput, layers: Layers) -> Sequence[Sequence[Tensor]]:
+        if layers in ("mix", "average"):
+            every = [layer.float() for layer in output.layers]
+            return [[self.mix.to(every[0].device)(every) if layers == "mix" else torch.stack(every).mean(dim=0)]]
+        directions = zip(output.forward_layers, output.backward_layers, strict=True)
+        halves = [(output.token_layer, output.token_layer), *directions]
+        if layers == "all":
+            return halves
+        assert layers == "top" or isinstance(layers, int)
+        return [halves[-1 if layers == "top" else layers]]
 
 
 @contextmanager
@@ -225,6 +227,7 @@ def load(
     name_or_path: str | Path | tuple[str | Path, str | Path] | None = None,
     *,
     device: str | torch.device | None = None,
+    dtype: Precision = "float32",
     vocabulary: str | Path | None = None,
     max_tokens_per_batch: int = DEFAULT_BUDGET,
 ) -> Embedder:
@@ -237,12 +240,14 @@ def load(
         name_or_path: a built-in name, a directory, zip or weight file, or a pair (options, weights); None for the
             built-in English model.
         device: such as "cuda"; None for the CPU.
+        dtype: what weights and matrix products are rounded to; cells and vectors stay float32. "bfloat16" is up to
+            twice as fast on a CPU that has it, and takes half the memory; "int8" rounds the recurrent weights further.
         vocabulary: file of words in the order of the model's rows, for a word-level model only; None for the one that
             lies beside it.
         max_tokens_per_batch: as for `Embedder`.
 
     Raises:
-        ConfigError: the device cannot be used, or the vocabulary is missing or not the model's.
+        ConfigError: the device or dtype cannot be used, or the vocabulary is missing or not the model's.
         WeightsError: there is no such model, or its files are damaged.
     """
     stored = load_model(DEFAULT_MODEL if name_or_path is None else name_or_path, words=vocabulary is None)
@@ -251,6 +256,7 @@ def load(
         with reading(Path(vocabulary), "a vocabulary"):
             lexicon = Lexicon.read(Path(vocabulary))
     mix = stored.mixes[0] if stored.mixes else None
+    set_precision(stored.bilm, dtype)
     return Embedder(
         stored.bilm,
         device=device,

@@ -11,8 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from elmokit.model.concurrent import wants_gradient
+from elmokit.model.linear import linear
 from elmokit.model.lstm_fast import product_dtype
 from elmokit.model.softmax_fast import MeanLoss
+
+WORDS_AT_ONCE = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,7 @@ class LMHead(nn.Module):
 
     def log_probs(self, hidden: Tensor) -> Tensor:
         """(N, P) to log-probabilities (N, V)."""
-        return torch.log_softmax(nn.functional.linear(hidden, self.weight, self.bias).float(), dim=-1)
+        return torch.log_softmax(linear(hidden, self.weight, self.bias).float(), dim=-1)
 
     def loss(self, hidden: Tensor, targets: Tensor, candidates: Candidates | None) -> Tensor:
         """The mean of the sampled loss where there are candidates, of the full one otherwise: (N, P), (N,) to ()."""
@@ -51,8 +55,17 @@ class LMHead(nn.Module):
 
     def full_loss(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Negative log-probability of each target: (N, P), (N,) to (N,)."""
+        if not wants_gradient(hidden, self.weight, self.bias):
+            return self._log_sums(hidden) - (hidden * self.weight[targets]).sum(-1).float() - self.bias[targets].float()
         logits = nn.functional.linear(hidden, self.weight, self.bias).float()
         return nn.functional.cross_entropy(logits, targets, reduction="none")
+
+    def _log_sums(self, hidden: Tensor) -> Tensor:
+        """(N, P) to the logarithm of the softmax's sum (N,), in blocks of words whose logits stay in the cache."""
+        total = hidden.new_full((len(hidden),), -math.inf, dtype=torch.promote_types(hidden.dtype, torch.float32))
+        for weight, bias in zip(self.weight.split(WORDS_AT_ONCE), self.bias.split(WORDS_AT_ONCE), strict=True):
+            total = torch.logaddexp(total, linear(hidden, weight, bias).to(total.dtype).logsumexp(dim=-1))
+        return total
 
     def sampled_loss(self, hidden: Tensor, targets: Tensor, candidates: Candidates) -> Tensor:
         """Sampled-softmax loss of each target, lower than the full one and no estimate of perplexity.

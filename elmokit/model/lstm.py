@@ -1,21 +1,26 @@
 """The LSTM of one direction: projection, clipping, skip connections (Sak et al. 2014; Peters et al. 2018).
 
-This is the plain step loop, the reference that every faster path is tested against. Only the input products are
-taken out of the loop. State is an argument and a result. PyTorch's gate order (i, f, g, o); the forget bias is stored
-as it is used, so files that leave out TensorFlow's +1 add it on reading.
+`ProjectedLSTMLayer.plain` is the step loop, the reference that every faster path is tested against: `lstm_fast` where
+gradients are wanted, packed rows and `recurrence` where none are. State is an argument and a result. PyTorch's gate
+order (i, f, g, o); the forget bias is stored as it is used, so files that leave out TensorFlow's +1 add it on reading.
 """
 
 import math
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from elmokit.config import EncoderConfig
 from elmokit.errors import InputError
+from elmokit.model.concurrent import wants_gradient
+from elmokit.model.linear import linear
 from elmokit.model.lstm_fast import LSTMLayerFunction, product_dtype
 from elmokit.model.outputs import LSTMState
+from elmokit.model.recurrence import Recurrence
 
-STEPS_AT_ONCE = 512  # bounds the memory of the hoisted input products, whatever the length of a sentence
+STEPS_AT_ONCE = 512  # bounds the memory of the plain loop's input products, whatever the length of a sentence
+TOKENS_AT_ONCE = 256  # the same for packed rows; more would leave the cache, fewer would make products slow
 
 
 class ProjectedLSTMLayer(nn.Module):
@@ -30,6 +35,7 @@ class ProjectedLSTMLayer(nn.Module):
         self.weight_hr = (
             nn.Parameter(torch.empty(config.projection_dim, config.cell_dim)) if config.has_projection else None
         )
+        self.recurrence = Recurrence()
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -58,11 +64,45 @@ class ProjectedLSTMLayer(nn.Module):
             output (B, T, P), zero beyond each length; hidden (B, P) and cell (B, D) at each row's end.
         """
         weights = self.weight_ih, self.weight_hh, self.bias, self.weight_hr
-        wanted = any(tensor is not None and tensor.requires_grad for tensor in (x, hidden, cell, *weights))
-        if wanted and torch.is_grad_enabled() and x.numel() and bool(mask.all()):
+        if wants_gradient(x, hidden, cell, *self.parameters()) and x.numel() and bool(mask.all()):
             clips = self.config.cell_clip, self.config.proj_clip
             return LSTMLayerFunction.apply(x, hidden, cell, *weights, *clips, product_dtype(x))  # type: ignore[no-any-return,no-untyped-call]
         return self.plain(x, mask, hidden, cell)
+
+    def packed(
+        self, x: Tensor, batch_sizes: Sequence[int], hidden: Tensor, cell: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Run over packed rows without recording gradients, as many steps at a time as memory is meant for.
+
+        Args:
+            x: (N, P), step after step, rows sorted by falling length.
+            batch_sizes: rows of each step, N in all.
+            hidden: (B, P) at the start.
+            cell: (B, D) at the start.
+
+        Returns:
+            output (N, P); hidden (B, P) and cell (B, D) at each row's end.
+        """
+        full = torch.promote_types(x.dtype, torch.float32)  # of gates and cells
+        dtype = product_dtype(x)
+        w_ih, bias = self.weight_ih.to(dtype), self.bias.to(full)
+        hidden, cell = hidden.to(full, copy=True), cell.to(full, copy=True)
+        outputs = torch.empty_like(x)
+        start = 0
+        for sizes in blocks(batch_sizes, TOKENS_AT_ONCE):
+            rows = slice(start, start := start + sum(sizes))
+            outputs[rows] = self.recurrence(
+                # Not by a name of its own, which would keep it while the next is made.
+                linear(x[rows], w_ih, bias) if dtype == full else linear(x[rows].to(dtype), w_ih).to(full).add_(bias),
+                sizes,
+                (self.weight_hh, self.weight_hr),
+                dtype=dtype,
+                cell_clip=self.config.cell_clip,
+                proj_clip=self.config.proj_clip,
+                hidden=hidden,
+                cell=cell,
+            )
+        return outputs, hidden.to(x.dtype), cell.to(x.dtype)
 
     def plain(self, x: Tensor, mask: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The step loop itself; arguments and results as in `forward`."""
@@ -136,6 +176,10 @@ class ProjectedLSTM(nn.Module):
                 f"the state is of {state.hidden.shape[1]} rows, but the batch has {len(x)}; "
                 "go on with the same rows, or pass no state to start anew"
             )
+        drops = self.training and self.dropout > 0
+        traced = torch.compiler.is_compiling()  # a graph of torch's own operations is wanted
+        if not (drops or traced or wants_gradient(x, state.hidden, state.cell, *self.parameters())) and x.numel():
+            return self._packed(x, mask, state)
         outputs, hiddens, cells = [], [], []
         for index, layer in enumerate(self.layers):
             x = dropout(x, self.dropout if self.training else 0.0, generator)
@@ -147,6 +191,38 @@ class ProjectedLSTM(nn.Module):
             cells.append(cell)
             x = output
         return tuple(outputs), LSTMState(torch.stack(hiddens), torch.stack(cells))
+
+    def _packed(self, x: Tensor, mask: Tensor, state: LSTMState) -> tuple[tuple[Tensor, ...], LSTMState]:
+        """As `forward`, without padding: rows are packed once, and each layer's output is unpacked."""
+        order = mask.sum(dim=1).argsort(descending=True, stable=True)
+        steps, rows = mask[order].t().nonzero(as_tuple=True)
+        batch_sizes = steps.bincount().tolist()
+        places = order[rows] * x.shape[1] + steps  # (N,) of each token among B T
+        values = x.flatten(0, 1)[places]
+        outputs, hiddens, cells = [], [], []
+        for index, layer in enumerate(self.layers):
+            assert isinstance(layer, ProjectedLSTMLayer)
+            start = state.hidden[index, order], state.cell[index, order]
+            output, hidden, cell = layer.packed(values, batch_sizes, *start)
+            if index > 0 and self.config.skip_connections:
+                output += values
+            outputs.append(x.new_zeros(x.shape).flatten(0, 1).index_copy_(0, places, output).view(x.shape))
+            hiddens.append(torch.empty_like(hidden).index_copy_(0, order, hidden))
+            cells.append(torch.empty_like(cell).index_copy_(0, order, cell))
+            values = output
+        return tuple(outputs), LSTMState(torch.stack(hiddens), torch.stack(cells))
+
+
+def blocks(batch_sizes: Sequence[int], limit: int) -> Iterator[Sequence[int]]:
+    """Runs of steps with at most so many rows in all, one step at least."""
+    start = total = 0
+    for step, size in enumerate(batch_sizes):
+        if step > start and total + size > limit:
+            yield batch_sizes[start:step]
+            start, total = step, 0
+        total += size
+    if start < len(batch_sizes):
+        yield batch_sizes[start:]
 
 
 def dropout(x: Tensor, rate: float, generator: torch.Generator | None = None) -> Tensor:

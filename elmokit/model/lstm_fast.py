@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from elmokit.model.linear import linear
+
 
 class LSTMLayerFunction(torch.autograd.Function):
     """(B, T, P) to (B, T, P) and the last hidden and cell; matrix products in `dtype`, cells in the input's dtype."""
@@ -34,16 +36,16 @@ class LSTMLayerFunction(torch.autograd.Function):
         batch, steps, _ = x.shape
         dim = cell.shape[-1]
         inputs = x.transpose(0, 1).to(dtype).contiguous()  # (T, B, P)
-        w_ih, w_hh_t = weight_ih.to(dtype), weight_hh.to(dtype).t()
+        w_ih, w_hh = weight_ih.to(dtype), weight_hh.to(dtype)
         w_hr = None if weight_hr is None else weight_hr.to(dtype)
         # Gates are kept in the cell's precision: mixed operands would cost more than the copy.
-        gates = torch.addmm(bias.to(dtype), inputs.flatten(0, 1), w_ih.t()).to(cell.dtype).view(steps, batch, 4 * dim)
+        gates = linear(inputs.flatten(0, 1), w_ih, bias.to(dtype)).to(cell.dtype).view(steps, batch, 4 * dim)
         hiddens = inputs.new_empty(steps + 1, batch, weight_ih.shape[1])  # hiddens[t] goes into step t
         cells = cell.new_empty(steps + 1, batch, dim)
         squashed = cell.new_empty(steps, batch, dim)  # tanh of the cell
         hiddens[0], cells[0] = hidden, cell
         for t in range(steps):
-            step = gates[t].add_(hiddens[t] @ w_hh_t)
+            step = gates[t].add_(linear(hiddens[t], w_hh))
             step[:, : 2 * dim].sigmoid_()
             step[:, 2 * dim : 3 * dim].tanh_()
             step[:, 3 * dim :].sigmoid_()
@@ -53,11 +55,11 @@ class LSTMLayerFunction(torch.autograd.Function):
                 new.clamp_(-cell_clip, cell_clip)
             output = (o * torch.tanh(new, out=squashed[t])).to(dtype)
             if w_hr is not None:
-                output = output @ w_hr.t()
+                output = linear(output, w_hr)
                 if proj_clip is not None:
                     output.clamp_(-proj_clip, proj_clip)
             hiddens[t + 1] = output
-        ctx.save_for_backward(inputs, hiddens, cells, squashed, gates, w_ih, w_hh_t, w_hr)
+        ctx.save_for_backward(inputs, hiddens, cells, squashed, gates, w_ih, w_hh, w_hr)
         ctx.clips = cell_clip, proj_clip
         return hiddens[1:].transpose(0, 1).to(x.dtype), hiddens[-1].to(x.dtype), cells[-1].clone()
 
@@ -65,11 +67,10 @@ class LSTMLayerFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor, grad_hidden: Tensor, grad_cell: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         """Walk back over the steps, then make every weight gradient at once."""
-        inputs, hiddens, cells, squashed, gates, w_ih, w_hh_t, w_hr = ctx.saved_tensors
+        inputs, hiddens, cells, squashed, gates, w_ih, w_hh, w_hr = ctx.saved_tensors
         cell_clip, proj_clip = ctx.clips
         steps, batch, dim = squashed.shape
         dtype, full = inputs.dtype, gates.dtype
-        w_hh = w_hh_t.t()
         local, through_tanh = _local_derivatives(gates, cells, squashed)
         if cell_clip is not None:
             inside_cell = (cells[1:].abs() < cell_clip).to(full)
@@ -83,26 +84,26 @@ class LSTMLayerFunction(torch.autograd.Function):
             grad_h = grad_outputs[t].add_(grad_h)
             if w_hr is not None and proj_clip is not None:
                 grad_h.mul_(inside_hidden[t])
-            grad_m = (grad_h if w_hr is None else grad_h @ w_hr).to(full)
+            grad_m = (grad_h if w_hr is None else linear(grad_h, w_hr.t())).to(full)
             grad_c = torch.addcmul(grad_c, grad_m, through_tanh[t])
             if cell_clip is not None:
                 grad_c.mul_(inside_cell[t])
             step = local[t]
             step[:, :3].mul_(grad_c.unsqueeze(1))
             step[:, 3].mul_(grad_m)
-            grad_h = grads[t].copy_(step).view(batch, -1) @ w_hh
+            grad_h = linear(grads[t].copy_(step).view(batch, -1), w_hh.t())
             grad_c.mul_(gates[t, :, dim : 2 * dim])
         flat = grads.view(steps * batch, 4 * dim)
         grad_w_hr = None
         if w_hr is not None:
             outputs = (gates[..., 3 * dim :] * squashed).to(dtype).view(steps * batch, dim)
-            grad_w_hr = (grad_outputs.flatten(0, 1).t() @ outputs).to(full)
+            grad_w_hr = linear(grad_outputs.flatten(0, 1).t(), outputs.t()).to(full)
         return (
-            (flat @ w_ih).view(steps, batch, -1).transpose(0, 1).to(full),
+            linear(flat, w_ih.t()).view(steps, batch, -1).transpose(0, 1).to(full),
             grad_h.to(full),
             grad_c,
-            (flat.t() @ inputs.flatten(0, 1)).to(full),
-            (flat.t() @ hiddens[:-1].flatten(0, 1)).to(full),
+            linear(inputs.flatten(0, 1).t(), flat.t()).t().to(full),  # the wide side last is several times as fast
+            linear(hiddens[:-1].flatten(0, 1).t(), flat.t()).t().to(full),
             (flat.new_ones(1, len(flat)) @ flat).squeeze(0).to(full),
             grad_w_hr,
             None,

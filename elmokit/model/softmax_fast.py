@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from elmokit.model.linear import linear
+
 LOGITS_AT_ONCE = 2**20  # 4 MiB; on a GPU a small part of what fits, and still large products
 
 
@@ -59,7 +61,7 @@ class MeanLoss(torch.autograd.Function):
             for start in range(0, len(hidden), size):
                 rows = slice(start, start + size)
                 h, target = hidden[rows].to(dtype), own[rows]
-                logits = (h @ w.t()).to(hidden.dtype).add_(b)
+                logits = linear(h, w).to(hidden.dtype).add_(b)
                 same = (place[rows] >= 0).nonzero().squeeze(1)
                 logits[same, place[rows][same]] = -math.inf  # a negative that is the target is none
                 top = torch.maximum(logits.amax(1), target)
@@ -71,8 +73,8 @@ class MeanLoss(torch.autograd.Function):
                 logits.mul_((1 / (sums * len(hidden))).unsqueeze(1))
                 grad_b += logits.sum(0)
                 probabilities = logits.to(dtype)
-                grad_hidden[rows] = probabilities @ w
-                grad_w += probabilities.t() @ h
+                grad_hidden[rows] = linear(probabilities, w.t())
+                grad_w += linear(probabilities.t(), h.t())
             grad_hidden.addcmul_(grad_own.unsqueeze(1), own_weight)
             if words is not None:
                 grad_w = torch.zeros_like(weight).index_copy_(0, words, grad_w)

@@ -7,7 +7,11 @@ within a look-ahead that is bounded in tokens, so that a stream of any length ta
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
 from elmokit.errors import InputError
+from elmokit.text.characters import SENTENCE_END, SENTENCE_START
 
 LOOK_AHEAD: Final = 8  # batches that are cut together; more would pad less and hold more results back
 
@@ -45,6 +49,27 @@ def in_order(results: Iterable[tuple[int, R]]) -> Iterator[R]:
             yield waiting.pop(turn)
             turn += 1
     assert not waiting, f"no result for place {turn}"
+
+
+def distinct_tokens(
+    sentences: Sequence[Sequence[str]],
+) -> tuple[list[str], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The tokens of a batch, each once, so that each is encoded once.
+
+    Args:
+        sentences: B of them, without boundaries.
+
+    Returns:
+        U distinct tokens; (B, T) the number of each token among them, boundaries included, 0 beyond a sentence;
+        (B,) lengths, boundaries included.
+    """
+    numbers: dict[str, int] = {SENTENCE_START: 0, SENTENCE_END: 1}
+    lengths = np.array([_cost(sentence) for sentence in sentences], dtype=np.int64)
+    places = np.zeros((len(sentences), int(lengths.max(initial=0))), dtype=np.int64)
+    for row, sentence in zip(places, sentences, strict=True):
+        row[1 : len(sentence) + 1] = [numbers.setdefault(token, len(numbers)) for token in sentence]
+        row[len(sentence) + 1] = numbers[SENTENCE_END]
+    return list(numbers), places, lengths
 
 
 def _cut(sentences: Iterable[S], budget: int) -> Iterator[list[tuple[int, S]]]:

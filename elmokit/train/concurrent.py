@@ -1,18 +1,17 @@
 """Independent losses, computed and differentiated side by side.
 
 Forward and backward direction share nothing but their inputs and the softmax, yet autograd would walk back through
-them one after the other. Here each runs in a thread of its own, with one processor for its matrix products, which also
-suffers less from other programs on the machine than products that are split over processors.
+them one after the other. Here each is a task of its own (`elmokit.model.concurrent`).
 """
 
-import functools
-import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from elmokit.model.concurrent import side_by_side
 
 Loss = Callable[[Tensor], tuple[Tensor, Any]]
 
@@ -36,15 +35,6 @@ def losses(functions: Sequence[Loss], x: Tensor, parameters: Sequence[Tensor]) -
     return list(found), extras
 
 
-@functools.cache
-def _threads(count: int, process: int) -> ThreadPoolExecutor:
-    """Kept for the next step: a thread's first products set up memory of its own, which its end does not give back.
-
-    A forked process must not wait for threads that stayed in its parent, hence the second argument.
-    """
-    return ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,))
-
-
 class _Concurrent(torch.autograd.Function):
     """The gradients of scalars are known up to a factor: they are made in the forward pass and scaled later."""
 
@@ -57,16 +47,14 @@ class _Concurrent(torch.autograd.Function):
         *parameters: Tensor,
     ) -> tuple[Tensor, ...]:
         """Run all functions."""
-        device = x.device.type
-        autocast = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
 
         def work(function: Loss) -> tuple[Tensor, Any, tuple[Tensor | None, ...]]:
-            with torch.enable_grad(), torch.autocast(device, dtype=autocast[1], enabled=autocast[0]):
+            with torch.enable_grad():
                 own = x.detach().requires_grad_()
                 loss, extra = function(own)
                 return loss.detach(), extra, torch.autograd.grad(loss, [own, *parameters], allow_unused=True)
 
-        results = list(_threads(len(functions), os.getpid()).map(work, functions))
+        results = side_by_side([partial(work, function) for function in functions], workers=len(functions))
         extras.extend(extra for _, extra, _ in results)
         ctx.gradients = [gradients for _, _, gradients in results]
         return tuple(loss for loss, _, _ in results)

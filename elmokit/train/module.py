@@ -165,10 +165,7 @@ class BiLMTraining(lightning.LightningModule):
             TrainingError: the checkpoint is of another model, corpus or order of the data.
         """
         saved = checkpoint["elmokit"]
-        if "shares" in saved:  # to be removed with the last run of the earlier layout, which had one process
-            share = saved["shares"][0]
-            saved = {"carried": share["carried"] if isinstance(share, dict) else share, **saved}
-        before, now = saved.get("identity", {}), self._identity()
+        before, now = saved["identity"], self._identity()
         changed = [f"{name} was {before[name]}, is {now.get(name)}" for name in before if before[name] != now.get(name)]
         if changed:
             raise TrainingError(

@@ -8,12 +8,14 @@ neither batch size nor order matters.
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from elmokit.model.bilm import BiLM
+from elmokit.model.concurrent import side_by_side, workers_for
 from elmokit.model.lm_head import Candidates, LMHead, Softmax
 from elmokit.model.lstm import dropout
 from elmokit.model.outputs import BiLMOutput, BiLMState, LSTMState
@@ -149,7 +151,9 @@ def _perplexity(loss: float, tokens: int) -> float:
 def full_losses(head: Softmax, hidden: Tensor, targets: Tensor) -> Tensor:
     """Negative log-probability of each target by the full softmax, some rows at a time: (N, P), (N,) to (N,)."""
     rows = max(1, SOFTMAX_NUMBERS // head.num_words)
-    return torch.cat([head.full_loss(h, t) for h, t in zip(hidden.split(rows), targets.split(rows), strict=True)])
+    parts = zip(hidden.split(rows), targets.split(rows), strict=True)
+    workers = workers_for(hidden, *head.parameters())
+    return torch.cat(side_by_side([partial(head.full_loss, *part) for part in parts], workers=workers))
 
 
 @torch.no_grad()

@@ -12,20 +12,27 @@ supposes, since a vocabulary is sorted by frequency and a model keeps no counts.
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from elmokit.embed.cache import TokenVectors
 from elmokit.errors import InputError
 from elmokit.model.bilm import BiLM
+from elmokit.model.concurrent import conducted
 from elmokit.model.lm_head import Softmax
 from elmokit.model.outputs import BiLMOutput
-from elmokit.text.batching import batches_by_tokens, in_order
-from elmokit.text.characters import SENTENCE_END, SENTENCE_START, check_tokens
+from elmokit.text.batching import batches_by_tokens, distinct_tokens, in_order
+from elmokit.text.characters import check_tokens
 from elmokit.text.lexicon import SPECIAL, UNKNOWN, Lexicon
 from elmokit.text.token_ids import TokenIds
 from elmokit.train.objective import SOFTMAX_NUMBERS, Perplexity, full_losses, score_batch
+
+Ids = npt.NDArray[np.int64]
 
 BUDGET: Final = 2048  # tokens a batch, boundaries included
 
@@ -122,7 +129,7 @@ class Scorer:
         lexicon: the softmax's words, by falling frequency.
         """
         self.bilm, self.head, self.lexicon = bilm, head, lexicon
-        self._token_ids = TokenIds(bilm.config.tokens, lexicon)
+        self._vectors = TokenVectors(bilm.token_encoder, TokenIds(bilm.config.tokens, lexicon))
         self._unknown = int(lexicon.ids([UNKNOWN])[0])
         ranks = torch.arange(len(lexicon), dtype=torch.float64)
         self._log_prior = torch.log(torch.log1p(1 / (ranks + 1)) / math.log(len(lexicon) + 1)).float()
@@ -139,7 +146,7 @@ class Scorer:
         """
         found = Perplexity()
         for _, output, words in self._run(sentence for sentence in sentences if len(sentence)):
-            found += score_batch(self.head, output, words, unknown=self._unknown)
+            found += conducted(partial(score_batch, self.head, output, words, unknown=self._unknown))
         if not found.tokens:
             raise InputError(f"{source} has no token to measure perplexity on")
         return found
@@ -182,19 +189,15 @@ class Scorer:
         """Batches of (place, tokens) with the network's output and word ids (B, T), boundaries included."""
         checked = (check_tokens(sentence, index) for index, sentence in enumerate(sentences))
         for batch in batches_by_tokens(checked, BUDGET):
-            bounded = [[SENTENCE_START, *tokens, SENTENCE_END] for _, tokens in batch]
-            types = list(dict.fromkeys(token for tokens in bounded for token in tokens))
-            numbers = {token: index for index, token in enumerate(types)}
-            lengths = torch.tensor([len(tokens) for tokens in bounded])
-            places = torch.zeros(len(bounded), int(lengths.max()), dtype=torch.long)
-            for row, tokens in zip(places, bounded, strict=True):
-                row[: len(tokens)] = torch.tensor([numbers[token] for token in tokens])
-            words = torch.from_numpy(self.lexicon.ids(types))[places]
-            with torch.inference_mode():
-                ids = torch.from_numpy(self._token_ids(types)).unsqueeze(0)
-                vectors = self.bilm.token_encoder(ids)[0]  # (U, P)
-                output = self.bilm.contextualize(vectors[places], lengths)
-            yield batch, output, words
+            tokens, places, lengths = distinct_tokens([sentence for _, sentence in batch])
+            words = torch.from_numpy(self.lexicon.ids(tokens)[places])
+            yield batch, conducted(partial(self._contextualize, tokens, places, lengths)), words
+
+    @torch.inference_mode()
+    def _contextualize(self, tokens: list[str], places: Ids, lengths: Ids) -> BiLMOutput:
+        """The network on what `distinct_tokens` gave."""
+        token_layer = self._vectors(tokens)[torch.from_numpy(places)]
+        return self.bilm.contextualize(token_layer, torch.from_numpy(lengths))
 
     @torch.inference_mode()
     def _score(self, tokens: list[str], hidden: "_Hidden", words: Tensor) -> SentenceScore:

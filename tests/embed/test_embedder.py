@@ -2,6 +2,7 @@
 
 import itertools
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elmokit import kernel
 from elmokit.config import BiLMConfig, CharCNNConfig, EncoderConfig, WordEmbeddingConfig
 from elmokit.embed.embedder import DEFAULT_MODEL, EmbeddedSentence, Embedder, load
 from elmokit.errors import ConfigError, InputError, WeightsError
@@ -74,7 +76,8 @@ def test_a_sentence_gives_bit_identical_vectors_when_repeated(embedder):
 
 
 def test_a_fresh_embedder_and_a_used_one_agree_to_the_bit():
-    used, fresh = Embedder(make_bilm()), Embedder(make_bilm())
+    # Products of fewer than 9 columns round by where a row stands.
+    used, fresh = (Embedder(make_bilm(projection_dim=12)) for _ in range(2))
     for _ in range(5):
         used.embed([LONG, B])
     np.testing.assert_array_equal(used.embed([A])[0], fresh.embed([A])[0])
@@ -303,6 +306,63 @@ def test_load_without_a_name_gives_the_built_in_model():
         pytest.skip(f"the model {DEFAULT_MODEL} is not in this installation")
     (vectors,) = load().embed([A])
     assert vectors.shape[1] == len(A)
+
+
+CORPUS = """The bank raised its interest rates again , which surprised nobody in the city .
+We sat on the bank of the river and watched the boats go by until it was dark .
+She said that she did n't know what Mr. Kowalczyk-Ødegård had meant by " deliverables " .
+Run !
+In 1984 , a fire destroyed most of the 3,400 books that the library of the small town had collected since 1877 ."""
+
+
+@pytest.mark.parametrize(("dtype", "closeness"), [("bfloat16", 0.9999), ("int8", 0.999)])
+def test_rounded_vectors_stay_close_on_the_built_in_model(dtype, closeness):
+    if DEFAULT_MODEL not in available_models():
+        pytest.skip(f"the model {DEFAULT_MODEL} is not in this installation")
+    if dtype == "int8" and not kernel.available():
+        pytest.skip(kernel.describe())
+    sentences = [line.split() for line in CORPUS.splitlines()]
+    exact, rounded = load().embed(sentences), load(dtype=dtype).embed(sentences)
+    assert any((a != b).any() for a, b in zip(exact, rounded, strict=True))
+    for a, b in zip(exact, rounded, strict=True):
+        assert b.dtype == np.float32
+        cosines = (a * b).sum(-1) / np.linalg.norm(a, axis=-1) / np.linalg.norm(b, axis=-1)
+        assert cosines.min() >= closeness, cosines.min(axis=1)
+
+
+def test_a_dtype_that_there_is_not_is_refused(tmp_path, monkeypatch):
+    save_bilm(make_bilm(), tmp_path / "model")
+    with pytest.raises(ConfigError, match="dtype is 'float16', expected one of float32, bfloat16, int8"):
+        load(tmp_path / "model", dtype="float16")
+    monkeypatch.setenv("ELMOKIT_KERNEL", "0")
+    with pytest.raises(ConfigError, match=r"int8 needs the native kernel.*use bfloat16 or float32"):
+        load(tmp_path / "model", dtype="int8")
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_threads_give_the_same_vectors_each_time(threads, embedder):
+    expected = embedder.embed([A, B, LONG])
+    torch.set_num_threads(threads)
+    try:
+        for _ in range(2):
+            for one, other in zip(embedder.embed([A, B, LONG]), expected, strict=True):
+                np.testing.assert_array_equal(one, other)
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_several_threads_may_embed_at_once():
+    embedder = Embedder(make_bilm(), max_tokens_per_batch=20)
+    sentences = [[f"w{number}"] * (number % 7) for number in range(60)]
+    expected = embedder.embed(sentences)
+    torch.set_num_threads(2)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            for found in pool.map(lambda _: embedder.embed(sentences), range(8)):
+                for one, other in zip(found, expected, strict=True):
+                    np.testing.assert_allclose(one, other, atol=1e-5)
+    finally:
+        torch.set_num_threads(1)
 
 
 def test_an_embedder_can_be_pickled_after_it_has_split_raw_text(tiny_bilm):

@@ -344,4 +344,4 @@ def test_memory_is_flat_over_many_sentences(tmp_path, suffix):
         check=True,
     )
     sizes = [float(size) for size in done.stdout.split()]
-    assert max(sizes[2:]) - sizes[1] < 12, sizes
+    assert max(sizes[2:]) - sizes[1] < 20, sizes  # kept, the 20,000 sentences between would take 31 MB

@@ -104,7 +104,9 @@ def test_the_network_is_the_plain_loop_on_any_model_and_batch(config, batch, dat
     following = draw(st.lists(st.none() | st.lists(TOKENS, max_size=3), min_size=len(batch), max_size=len(batch)))
     with pytest.MonkeyPatch.context() as patch, torch.set_grad_enabled(draw(st.booleans())):
         patch.setattr(lstm, "STEPS_AT_ONCE", draw(st.sampled_from([1, 2, 512])))
+        patch.setattr(lstm, "TOKENS_AT_ONCE", draw(st.sampled_from([1, 5, 256])))
         patch.setattr(char_cnn, "TOKENS_AT_ONCE", draw(st.sampled_from([1, 3, 1024])))
+        patch.setattr(char_cnn, "TOKENS_A_TASK", draw(st.sampled_from([1, 3, 1024])))
         first = bilm(*encode(batch, width))
         second = bilm(*encode(following, width), first.state)
     rows = numpy_bilm.run(config, arrays(bilm), batch)

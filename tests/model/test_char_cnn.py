@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elmokit.config import CharCNNConfig
-from elmokit.model import char_cnn
+from elmokit.model import char_cnn, concurrent
 from elmokit.model.char_cnn import CharCNN
 from elmokit.text.characters import tokens_to_ids
 
@@ -44,7 +44,6 @@ def test_leaving_out_columns_is_exact_for_any_ids_at_all(rows):
     assert (trimmed - cnn(ids)).abs().max() < 1e-13
 
 
-@torch.no_grad()
 def test_a_part_of_short_tokens_is_convolved_without_the_columns_of_a_long_one(monkeypatch):
     monkeypatch.setattr(char_cnn, "TOKENS_AT_ONCE", 2)
     cnn = make()
@@ -57,13 +56,51 @@ def test_a_part_of_short_tokens_is_convolved_without_the_columns_of_a_long_one(m
     assert seen == [4]
 
 
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=200).map(sorted))
+def test_blocks_convolve_few_windows_in_vain(lengths):
+    sizes = char_cnn.blocks(lengths)
+    assert sum(sizes) == len(lengths)
+    assert min(sizes) > 0
+    start = 0
+    for size in sizes:
+        block = lengths[start : (start := start + size)]
+        assert sum(block[-1] - length for length in block) <= char_cnn.SPARE_WINDOWS
+        if start < len(lengths):  # the next token did not fit in
+            assert sum(lengths[start] - length for length in block) > char_cnn.SPARE_WINDOWS
+
+
+@pytest.mark.parametrize("tokens", [[], ["a"], ["x" * 60, "ab", "c", "", "x" * 70, "漢字", "."] * 30])
+def test_vectors_without_gradients_are_those_of_training(tokens):
+    cnn = make()
+    ids = torch.from_numpy(tokens_to_ids(tokens, 50)).unsqueeze(0)
+    trained = cnn(ids)
+    assert trained.requires_grad
+    with torch.no_grad():
+        torch.testing.assert_close(cnn(ids), trained, atol=1e-13, rtol=0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_token_has_the_same_bits_whatever_tokens_come_along(threads, monkeypatch):
+    monkeypatch.setattr(concurrent, "num_workers", lambda: threads)
+    torch.manual_seed(0)
+    cnn = CharCNN(CharCNNConfig(embedding_dim=16, filters=((1, 32), (2, 32), (3, 64), (7, 128))), 64).eval()
+    tokens = ["the", "x" * 60, "a", "naïve", "", "漢字", ".", *(f"word{number}" * (number % 4) for number in range(99))]
+    ids = torch.from_numpy(tokens_to_ids(tokens, 50))
+    together = cnn(ids.unsqueeze(0))[0]
+    for number in range(7):
+        assert torch.equal(cnn(ids[number].view(1, 1, -1))[0, 0], together[number])
+    order = torch.randperm(len(tokens))
+    assert torch.equal(cnn(ids[order].unsqueeze(0))[0], together[order])
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("at_once", [1, 2, 5, 6])
 def test_tokens_taken_in_parts_give_the_same(at_once, monkeypatch):
     cnn = make()
     ids = torch.from_numpy(tokens_to_ids(["a", "longer", "", "x" * 70, "漢字", "."], 50)).view(2, 3, 50)
     whole = cnn(ids)
-    monkeypatch.setattr(char_cnn, "TOKENS_AT_ONCE", at_once)
+    monkeypatch.setattr(char_cnn, "TOKENS_A_TASK", at_once)
     torch.testing.assert_close(cnn(ids), whole, atol=1e-13, rtol=0)
 
 

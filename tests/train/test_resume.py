@@ -189,20 +189,6 @@ def test_what_is_logged_beyond_the_checkpoint_is_forgotten(run, recipe_of, text,
     assert steps == [(step, False) for step in (2, 2, 4, 4, 4, 6, 6, 8, 8)]
 
 
-@pytest.mark.parametrize("layout", ["share", "list"])
-def test_checkpoints_of_the_earlier_layout_are_read(run, recipe_of, text, weights_of, tmp_path, layout):
-    run(recipe_of(text, steps=24, dropout=0.2), "whole")
-    run(recipe_of(text, steps=11, dropout=0.2), "parts")
-    path = latest_checkpoint(tmp_path / "parts" / "checkpoints")
-    checkpoint = torch.load(path, weights_only=True)
-    carried = checkpoint["elmokit"]["carried"]
-    share = {"carried": carried, "rng": torch.get_rng_state()} if layout == "share" else carried
-    checkpoint["elmokit"] = {"step": 11, "shares": [share]}
-    torch.save(checkpoint, path)
-    run(recipe_of(text, steps=24, dropout=0.2), "parts")
-    assert equal(weights_of("whole"), weights_of("parts"))
-
-
 def test_a_gradient_that_is_not_finite_changes_no_weight_and_saves_nothing(recipe_of, text, tmp_path):
     import lightning
 

@@ -160,7 +160,7 @@ RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
 
 
 def test_the_recipes_that_are_promised_are_there():
-    assert {"original", "medium", "small", "laptop", "small-en"} <= {path.stem for path in RECIPES}
+    assert {"original", "medium", "small", "laptop", "small-en", "small-zh"} <= {path.stem for path in RECIPES}
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
