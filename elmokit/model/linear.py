@@ -38,7 +38,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
             return recorded
         rows = len(x)
         spare = -rows % next(step for limit, step in STEPS if rows <= limit)
-        product: Tensor = _OPERATOR(nn.functional.pad(x, (0, 0, 0, spare)) if spare else x, weight, bias, "none", [], "")
+        product: Tensor = _OPERATOR(
+            nn.functional.pad(x, (0, 0, 0, spare)) if spare else x, weight, bias, "none", [], ""
+        )
         return product[:rows]
     return nn.functional.linear(x, weight, bias)
 
