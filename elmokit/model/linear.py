@@ -16,28 +16,51 @@ from torch.autograd.function import once_differentiable
 
 from elmokit.model.concurrent import wants_gradient
 
-_X86 = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
-_OPERATOR = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if _X86 else None
+_OPERATOR = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 STEPS = ((64, 8), (256, 32), (1024, 128), (math.inf, 1))  # up to so many rows, a multiple of so many
+_HERE = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """(M, K) times the transposed (N, K), plus (N,), as `torch.nn.functional.linear`, with its gradient."""
     tensors = (x, weight) if bias is None else (x, weight, bias)
-    known = (torch.float32, torch.bfloat16)
     if (
-        not all(tensor.device.type == "cpu" and tensor.dtype in known for tensor in tensors)
-        or x.numel() == 0
-        or wants_gradient(*tensors)
-        or torch.is_autocast_enabled("cpu")
-        or not torch._C._get_mkldnn_enabled()
+        _HERE
+        and _OPERATOR is not None
+        and all(tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in tensors)
+        and x.numel() > 0
+        and not torch.is_autocast_enabled("cpu")
+        and torch._C._get_mkldnn_enabled()
     ):
-        return nn.functional.linear(x, weight, bias)
-    rows = len(x)
-    spare = -rows % next(step for limit, step in STEPS if rows <= limit)
-    if spare:
-        x = nn.functional.pad(x, (0, 0, 0, spare))
-    if _OPERATOR is None or x.dtype != torch.float32:
-        return nn.functional.linear(x, weight, bias)[:rows]
-    product: Tensor = _OPERATOR(x, weight, bias, "none", [], "")
-    return product[:rows]
+        if wants_gradient(*tensors):
+            recorded: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+            return recorded
+        rows = len(x)
+        spare = -rows % next(step for limit, step in STEPS if rows <= limit)
+        product: Tensor = _OPERATOR(
+            nn.functional.pad(x, (0, 0, 0, spare)) if spare else x, weight, bias, "none", [], ""
+        )
+        return product[:rows]
+    return nn.functional.linear(x, weight, bias)
+
+
+class _Linear(torch.autograd.Function):
+    """The same, recorded: the operator has no gradient of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: ANN401  torch's own
+        """(M, K), (N, K), (N,) to (M, N)."""
+        ctx.save_for_backward(x, weight)
+        return linear(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        """(M, N) to the gradients that are asked for."""
+        x, weight = ctx.saved_tensors
+        for_x, for_weight, for_bias = ctx.needs_input_grad
+        return (
+            linear(grad, weight.t()) if for_x else None,
+            linear(grad.t(), x.t()) if for_weight else None,
+            grad.sum(0) if for_bias else None,
+        )
