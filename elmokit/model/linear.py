@@ -18,30 +18,31 @@ from elmokit.model.concurrent import wants_gradient
 
 _OPERATOR = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 STEPS = ((64, 8), (256, 32), (1024, 128), (math.inf, 1))  # up to so many rows, a multiple of so many
+ROUNDED = (torch.float32, torch.bfloat16)
 _HERE = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """(M, K) times the transposed (N, K), plus (N,), as `torch.nn.functional.linear`, with its gradient."""
     tensors = (x, weight) if bias is None else (x, weight, bias)
-    if (
-        _HERE
-        and _OPERATOR is not None
-        and all(tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in tensors)
-        and x.numel() > 0
-        and not torch.is_autocast_enabled("cpu")
-        and torch._C._get_mkldnn_enabled()
-    ):
-        if wants_gradient(*tensors):
-            recorded: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
-            return recorded
-        rows = len(x)
-        spare = -rows % next(step for limit, step in STEPS if rows <= limit)
-        product: Tensor = _OPERATOR(
-            nn.functional.pad(x, (0, 0, 0, spare)) if spare else x, weight, bias, "none", [], ""
-        )
-        return product[:rows]
-    return nn.functional.linear(x, weight, bias)
+    plain = torch.is_autocast_enabled("cpu") or not torch._C._get_mkldnn_enabled() or x.numel() == 0
+    if plain or any(tensor.device.type != "cpu" or tensor.dtype not in ROUNDED for tensor in tensors):
+        return nn.functional.linear(x, weight, bias)
+    by_operator = _HERE and _OPERATOR is not None and all(tensor.dtype == torch.float32 for tensor in tensors)
+    if wants_gradient(*tensors):
+        if not by_operator:
+            return nn.functional.linear(x, weight, bias)
+        recorded: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+        return recorded
+    rows = len(x)
+    spare = -rows % next(step for limit, step in STEPS if rows <= limit)
+    if spare:
+        x = nn.functional.pad(x, (0, 0, 0, spare))
+    if not by_operator:
+        return nn.functional.linear(x, weight, bias)[:rows]
+    assert _OPERATOR is not None
+    product: Tensor = _OPERATOR(x, weight, bias, "none", [], "")
+    return product[:rows]
 
 
 class _Linear(torch.autograd.Function):

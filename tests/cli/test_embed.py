@@ -140,6 +140,7 @@ def test_an_interrupted_run_leaves_what_was_there_before(command, tiny_model, tm
         stdin=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environment,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
     )
     assert process.stdin is not None
     for _ in range(200):
